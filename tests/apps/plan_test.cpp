@@ -56,7 +56,7 @@ TEST_CASE("plan knows what --shard saves, and proposes it before accumulation", 
   const std::string between = std::to_string((less + state["reserve_bytes"].get<int64_t>()) * 10 / 9 + (1 << 20));
   const Json proposal = answer("none", between, "auto");
   CHECK(proposal["grad_accum_steps"].get<int64_t>() > 1);
-  CHECK(proposal["sharding_advice"] == "with --shard optimizer (ddp) 16 rows per device x 1 accumulated fit");
+  CHECK(proposal["sharding_advice"] == "with --shard optimizer 16 rows per device x 1 accumulated fit");
   CHECK_FALSE(answer("optimizer", between, "auto").contains("sharding_advice"));
 }
 

@@ -50,7 +50,7 @@ struct Setting {
   std::string model;
   int64_t rows;
   std::string precision;
-  std::string strategy;  // eager, graph, dp, ddp, ddp_optimizer and ddp_gradients (--shard)
+  std::string strategy;  // eager, graph, dp, ddp; with --shard: dp_optimizer, dp_gradients, ddp_optimizer, ...
   std::string text() const { return model + ", " + std::to_string(rows) + " rows, " + precision + ", " + strategy; }
 };
 
@@ -69,7 +69,8 @@ class Runs {
     std::vector<std::string> device = {"CUDA_SIM_CC=80"};
     std::string program = model_.program;
     if (setting.strategy == "eager") arguments.insert(arguments.end(), {"--cuda_graph", "off"});
-    if (setting.strategy == "dp") arguments.insert(arguments.end(), {"--use_multi_gpu", "--gpu_ids", "0", "1"});
+    if (setting.strategy.starts_with("dp"))
+      arguments.insert(arguments.end(), {"--use_multi_gpu", "--gpu_ids", "0", "1"});
     if (const size_t at = setting.strategy.find("dp_"); at != std::string::npos) {
       arguments.insert(arguments.end(), {"--shard", setting.strategy.substr(at + 3)});
     }
@@ -135,7 +136,8 @@ std::vector<Setting> combinations(const std::string& model, const std::vector<in
   std::vector<Setting> settings;
   for (const int64_t rows : sizes) {
     for (const std::string precision : {"fp32", "fp16", "bf16"}) {
-      for (const std::string strategy : {"eager", "graph", "dp", "ddp", "ddp_optimizer", "ddp_gradients"}) {
+      for (const std::string strategy :
+           {"eager", "graph", "dp", "dp_optimizer", "dp_gradients", "ddp", "ddp_optimizer", "ddp_gradients"}) {
         settings.push_back({model, rows, precision, strategy});
       }
     }
@@ -151,14 +153,17 @@ void check_all(const std::string& model, const std::vector<Setting>& settings) {
 }  // namespace
 
 TEST_CASE("trainkit-transformer predicts its memory", "[cuda_sim][transformer]") {
-  check_all("accumulated", {{"accumulated", 8, "fp32", "ddp"}, {"accumulated", 8, "fp32", "ddp_gradients"}});
+  check_all("accumulated", {{"accumulated", 8, "fp32", "ddp"},
+                            {"accumulated", 8, "fp32", "ddp_gradients"},
+                            {"accumulated", 8, "fp32", "dp_gradients"}});
   if (is_full()) {
     check_all("accumulated", combinations("accumulated", {8}));
     return check_all("transformer", combinations("transformer", {5, 12}));
   }
   check_all("transformer", {{"transformer", 12, "fp32", "graph"},
                             {"transformer", 8, "bf16", "ddp"},
-                            {"transformer", 8, "fp16", "ddp_optimizer"}});
+                            {"transformer", 8, "fp16", "ddp_optimizer"},
+                            {"transformer", 8, "fp16", "dp_optimizer"}});
 }
 TEST_CASE("trainkit-hsi predicts its memory", "[cuda_sim][hsi]") {
   if (!is_full()) return check_all("cnn2d", {{"cnn2d", 64, "fp32", "eager"}, {"cnn2d", 16, "fp16", "graph"}});

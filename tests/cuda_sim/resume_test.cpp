@@ -63,13 +63,17 @@ struct Elsewhere {
     expected.erase(expected.begin(), expected.begin() + 10);
   }
 
-  void run(const std::string& name, int64_t gpus, int64_t ranks) { runs.run(name, on(gpus, ranks, saves)); }
+  void run(const std::string& name, int64_t gpus, int64_t ranks, Flags more = {}) {
+    more.insert(more.end(), saves.begin(), saves.end());
+    runs.run(name, on(gpus, ranks, more));
+  }
 
-  void resume(const std::string& from, int64_t gpus, int64_t ranks, const std::string& said) {
+  void resume(const std::string& from, int64_t gpus, int64_t ranks, const std::string& said, Flags more = {}) {
     const std::string checkpoint = runs.dir / (from + "/checkpoints/step-00000010");
     const std::string name = "resumed_" + std::to_string(++resumed);
-    INFO(from << " on " << gpus << " GPUs, " << ranks << " ranks");
-    check_close(runs.run(name, on(gpus, ranks, {"--resume", checkpoint}), 10), expected);
+    INFO(from << " on " << gpus << " GPUs, " << ranks << " ranks " << (more.empty() ? "" : more.back()));
+    more.insert(more.end(), {"--resume", checkpoint});
+    check_close(runs.run(name, on(gpus, ranks, more), 10), expected);
     if (said.empty()) CHECK_THAT(runs.printed, !Contains("random numbers"));
     CHECK_THAT(runs.printed, Contains(said));
   }
@@ -135,6 +139,34 @@ TEST_CASE("A checkpoint resumes with fewer and with more GPUs, in one process an
   test.resume("cpu", 3, 1, "written on 1 x cpu, and the run continues on 3 x cuda");
 }
 
+TEST_CASE("A checkpoint of GPUs that divide the training state in one process resumes on other devices, and back",
+          "[cuda_sim][resume_fewer]") {
+  Trainer trainer = short_one(transformer());
+  trainer.flags.insert(trainer.flags.end(), {"--ema", "0.9", "--grad_clip", "0"});
+  Elsewhere test(trainer);
+  const Flags none = {"--shard", "none"}, optimizer = {"--shard", "optimizer"}, gradients = {"--shard", "gradients"};
+  test.run("three", 3, 1, optimizer);
+  test.run("whole", 3, 1, none);
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+    const auto bytes_of = [&](const std::string& run) {
+      return read_text(test.runs.dir / (run + "/checkpoints/step-00000010/" + file));
+    };
+    CHECK(bytes_of("three").size() > 10'000);
+    CHECK((bytes_of("three") == bytes_of("whole")));
+  }
+  test.run("ranks", 2, 2, gradients);
+  test.resume("three", 1, 1, "written on 3 x cuda, and the run continues on 1 x cuda", none);
+  test.resume("three", 2, 2, "written on 3 x cuda, and the run continues on 2 x cuda", gradients);
+  test.resume("ranks", 3, 1, "written on 2 x cuda, and the run continues on 3 x cuda", optimizer);
+  test.resume("cpu", 2, 1, "written on 1 x cpu, and the run continues on 2 x cuda", gradients);
+  if (!is_full()) return;
+  test.run("two", 2, 1, gradients);
+  test.resume("two", 3, 1, "written on 2 x cuda, and the run continues on 3 x cuda", optimizer);
+  test.resume("two", 3, 1, "written on 2 x cuda, and the run continues on 3 x cuda", none);
+  test.resume("two", 0, 2, "written on 2 x cuda, and the run continues on 2 x cpu", optimizer);
+  test.resume("three", 0, 1, "written on 3 x cuda, and the run continues on 1 x cpu", none);
+}
+
 TEST_CASE("Checkpoints of the other trainers resume on the other kind of device", "[cuda_sim][resume_elsewhere]") {
   if (!is_full()) return;
   Elsewhere test(short_one(GENERATE(hsi(), gpt2rec(), emotion())));
@@ -155,7 +187,8 @@ TEST_CASE("A run that is killed on CUDA devices and resumed ends with the bytes 
           "[cuda_sim][resume]") {
   Trainer trainer = short_one(transformer(), 20);
   trainer.flags.insert(trainer.flags.end(), {"--dropout", "0.1"});
-  std::vector<Setting> settings = {on(1, 1, kSaves), eagerly(3, 1), on(2, 2, kSaves)};
+  std::vector<Setting> settings = {on(1, 1, kSaves), eagerly(3, 1), on(2, 2, kSaves),
+                                   on(3, 1, {"--save_every", "5", "--ema", "0.9", "--shard", "optimizer"})};
   if (is_full()) settings.insert(settings.end(), {eagerly(1, 1), on(3, 1, kSaves), eagerly(2, 2)});
   check_killed(trainer, settings);
 }

@@ -35,6 +35,14 @@ const std::vector<std::pair<std::string, Setting>>& strategies() {
        {.flags = {"--use_multi_gpu", "--gpu_ids", "0", "1", "2", "--sync_batchnorm", "off"},
         .device = {"CUDA_SIM_DEVICES=3"},
         .devices = 3}},
+      {"dp_optimizer",
+       {.flags = {"--use_multi_gpu", "--gpu_ids", "0", "1", "2", "--sync_batchnorm", "off", "--shard", "optimizer"},
+        .device = {"CUDA_SIM_DEVICES=3"},
+        .devices = 3}},
+      {"dp_gradients",
+       {.flags = {"--use_multi_gpu", "--gpu_ids", "0", "1", "2", "--sync_batchnorm", "off", "--shard", "gradients"},
+        .device = {"CUDA_SIM_DEVICES=3"},
+        .devices = 3}},
       {"ddp", {.flags = {"--sync_batchnorm", "off"}, .device = {"CUDA_SIM_DEVICES=2"}, .devices = 2, .ranks = 2}},
       {"optimizer", {.flags = {"--shard", "optimizer"}, .device = {"CUDA_SIM_DEVICES=2"}, .devices = 2, .ranks = 2}},
       {"gradients", {.flags = {"--shard", "gradients"}, .device = {"CUDA_SIM_DEVICES=2"}, .devices = 2, .ranks = 2}}};
@@ -69,7 +77,7 @@ void check_steady(const Trainer& trainer, const std::set<std::string>& chosen) {
 }  // namespace
 
 TEST_CASE("A steady step of trainkit-transformer does not synchronise", "[cuda_sim][steady]") {
-  check_steady(transformer(), {"eager", "ddp", "gradients"});
+  check_steady(transformer(), {"eager", "ddp", "gradients", "dp_gradients"});
 }
 TEST_CASE("A steady step of trainkit-hsi does not synchronise", "[cuda_sim][steady]") {
   check_steady(hsi(), {"graph", "dp"});

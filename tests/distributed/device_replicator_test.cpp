@@ -132,7 +132,9 @@ TEST_CASE("Replicas that cannot be created are usage errors", "[distributed][dev
   CHECK(create({.strategy = Strategy::kDataParallel, .cpu_replicas = 1}).ok());
   const absl::Status shards = create({.cpu_replicas = 2, .sharding = Sharding::kOptimizer});
   CHECK(exit_code(shards) == ExitCode::kUsage);
-  CHECK_THAT(error_line(shards), Catch::Contains("--shard: needs one process per device (got 'dp', expected ddp)"));
+  CHECK_THAT(error_line(shards),
+             Catch::Contains("--shard: replicas on the CPU share one optimizer, whose state cannot be divided "
+                             "(got 'dp', expected ddp)"));
 }
 
 TEST_CASE("Ranks accumulate gradients in their buckets, and sum them in the layout of the weights",

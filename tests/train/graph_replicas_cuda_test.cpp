@@ -21,24 +21,30 @@ namespace {
 
 const DeviceReplicatorOptions kTwoGpus{
     .strategy = Strategy::kDataParallel, .device = at::kCUDA, .gpu_ids = {0, 1}, .first_bucket_bytes = 1 << 10};
+constexpr std::array kShardingsOfReplicas = {Sharding::kNone, Sharding::kOptimizer, Sharding::kGradients};
 
-/// Rows whose halves are on the two GPUs, as a Prefetcher copies them ahead.
-Batch divided_batch(int64_t rows, uint64_t seed, bool broken = false) {
+/// Rows whose parts are on the GPUs, as a Prefetcher copies them ahead.
+Batch divided_batch(int64_t rows, uint64_t seed, bool broken = false, int8_t gpus = 2) {
   const Batch host = random_batch(rows, seed);
   if (broken) host["x"][0][0] = std::numeric_limits<float>::infinity();
   auto content = std::make_shared<Batch::Content>(*host.content());
-  for (int8_t i = 0; i < 2; ++i) content->shards.push_back(host.shard(i, 2, at::Device(at::kCUDA, i)).content());
+  for (int8_t i = 0; i < gpus; ++i) content->shards.push_back(host.shard(i, gpus, at::Device(at::kCUDA, i)).content());
   return Batch(std::move(content));
 }
 
 std::vector<at::Tensor> state_of_replicas(const GpuTraining& training) {
   std::vector<at::Tensor> all;
-  for (const at::Tensor& tensor : training.state()) all.push_back(tensor.detach().cpu());
-  for (int64_t copy = 0; copy < 2; ++copy) {
-    for (const at::Tensor& tensor : training.devices->module(copy)->parameters()) all.push_back(tensor.detach().cpu());
-    for (const at::Tensor& tensor : training.devices->module(copy)->buffers()) all.push_back(tensor.cpu());
+  const auto add = [&](const at::Tensor& tensor) { all.push_back(tensor.detach().cpu()); };
+  for (const at::Tensor& tensor : training.state()) add(tensor);
+  for (int64_t copy = 0; copy < training.devices->replicas(); ++copy) {
+    for (const at::Tensor& tensor : training.devices->module(copy)->parameters()) add(tensor);
+    for (const at::Tensor& tensor : training.devices->module(copy)->buffers()) add(tensor);
+    for (const auto& [name, average] : training.step->averages(copy)) add(average);
+    for (const auto& [name, value] : training.step->optimizers()[static_cast<size_t>(copy)]->state_dict()) {
+      if (const auto* tensor = std::get_if<at::Tensor>(&value)) add(*tensor);
+    }
+    add(torch::rand({4}, training.devices->device(copy)));
   }
-  for (int8_t i = 0; i < 2; ++i) all.push_back(torch::rand({4}, at::Device(at::kCUDA, i)).cpu());
   return all;
 }
 
@@ -56,17 +62,22 @@ struct TrainedReplicas {
 
 uint64_t capture_calls() { return cuda_sim_counts()["capture_calls"].get<uint64_t>(); }
 
-TrainedReplicas train(CudaGraph graph, const TrainStepOptions& options, uint64_t steps, uint64_t failing = 0) {
+TrainedReplicas train(CudaGraph graph, const TrainStepOptions& options, uint64_t steps, Sharding sharding,
+                      uint64_t failing = 0, int8_t gpus = 2) {
   const uint64_t before = capture_calls();
   const CudaSimSetting setting("FAIL_CAPTURE", std::to_string(failing > 0 ? before + failing : 0));
-  GpuTraining training(graph, options, 8, kTwoGpus);
+  DeviceReplicatorOptions placing = kTwoGpus;
+  placing.sharding = sharding;
+  placing.bucket_bytes = 1 << 10;
+  if (gpus == 3) placing.gpu_ids = {0, 1, 2};
+  GpuTraining training(graph, options, 8, placing);
   torch::manual_seed(5);
   TrainedReplicas outcome;
   for (uint64_t i = 0; i < steps; ++i) {
     std::vector<Batch> batches;
     for (int64_t part = 0; part < options.grad_accum_steps; ++part) {
       const bool broken = i == 20 && (options.skip_nonfinite || options.precision == Precision::kFp16);
-      batches.push_back(divided_batch(i % 16 == 15 ? 9 : 16, 10 * i + static_cast<uint64_t>(part), broken));
+      batches.push_back(divided_batch(i % 16 == 15 ? 9 : 16, 10 * i + static_cast<uint64_t>(part), broken, gpus));
     }
     outcome.losses.push_back(training.run(batches).loss.item<double>());
   }
@@ -76,6 +87,20 @@ TrainedReplicas train(CudaGraph graph, const TrainStepOptions& options, uint64_t
   outcome.reason = training.step->graph_reason();
   outcome.calls = capture_calls() - before;
   return outcome;
+}
+
+void check_as_eager(const TrainStepOptions& options, Sharding sharding, int8_t gpus) {
+  constexpr uint64_t kSteps = 50;
+  const TrainedReplicas eager = train(CudaGraph::kOff, options, kSteps, sharding, 0, gpus);
+  const TrainedReplicas graph = train(CudaGraph::kOn, options, kSteps, sharding, 0, gpus);
+  INFO(graph.reason);
+  CHECK(graph.graphs == kSteps - 4 - 3);  // two warm-up steps, two that are compared, three batches of other shapes
+  CHECK(graph.captures == 1);
+  for (size_t step = 0; step < kSteps; ++step) {
+    INFO("step " << step);
+    CHECK((graph.losses[step] == eager.losses[step] || (std::isnan(graph.losses[step]) && step == 20)));
+  }
+  CHECK(all_equal(graph.state, eager.state));
 }
 
 }  // namespace
@@ -90,17 +115,20 @@ TEST_CASE("One CUDA graph of two GPUs has the bits of eager steps", "[train][gra
       {.precision = Precision::kFp16, .grad_clip = 0.5, .scaler = {.growth_interval = 10}, .ema_decay = 0.9},
       {.precision = Precision::kBf16, .grad_accum_steps = 2}};
   for (size_t i = 0; i < all.size(); ++i) {
-    INFO("options " << i);
-    constexpr uint64_t kSteps = 50;
-    const TrainedReplicas eager = train(CudaGraph::kOff, all[i], kSteps), graph = train(CudaGraph::kOn, all[i], kSteps);
-    INFO(graph.reason);
-    CHECK(graph.graphs == kSteps - 4 - 3);  // two warm-up steps, two that are compared, three batches of other shapes
-    CHECK(graph.captures == 1);
-    for (size_t step = 0; step < kSteps; ++step) {
-      INFO("step " << step);
-      CHECK((graph.losses[step] == eager.losses[step] || (std::isnan(graph.losses[step]) && step == 20)));
+    for (const Sharding sharding : kShardingsOfReplicas) {
+      INFO("options " << i << ", sharding " << static_cast<int>(sharding));
+      check_as_eager(all[i], sharding, 2);
     }
-    CHECK(all_equal(graph.state, eager.state));
+  }
+  CHECK(take_cuda_sim_findings().empty());
+}
+
+TEST_CASE("One CUDA graph of three GPUs that divide the training state has the bits of eager steps",
+          "[train][graph_replicas_cuda]") {
+  NEEDS_SIM;
+  if (torch::cuda::device_count() < 3) TRAINKIT_SKIP("needs three GPUs");
+  for (const Sharding sharding : {Sharding::kOptimizer, Sharding::kGradients}) {
+    check_as_eager({.grad_accum_steps = 2, .grad_clip = 0.5, .skip_nonfinite = true}, sharding, 3);
   }
   CHECK(take_cuda_sim_findings().empty());
 }
@@ -117,20 +145,25 @@ TEST_CASE("A capture on two GPUs that fails at any call leaves the bits and the 
       return segment.owner_private_pool_id != c10::MempoolId_t{0, 0};
     });
   };
-  const TrainedReplicas graph = train(CudaGraph::kOn, options, kSteps), eager = train(CudaGraph::kOff, options, kSteps);
-  REQUIRE(graph.captures == 1);
-  REQUIRE(graph.calls > 50);
-  const uint64_t stride = environment("TRAINKIT_TEST_FULL").empty() ? 5 : 1;
-  for (uint64_t call = 1; call <= graph.calls; call += stride) {
-    INFO("call " << call << " of " << graph.calls);
-    const TrainedReplicas failed = train(CudaGraph::kOn, options, kSteps, call);
-    CHECK(failed.captures == 0);
-    CHECK_THAT(failed.reason, Catch::StartsWith("a step cannot be captured: "));
-    CHECK(failed.losses == eager.losses);
-    CHECK(all_equal(failed.state, eager.state));
-    CHECK(private_segments() == 0);
+  const uint64_t stride = environment("TRAINKIT_TEST_FULL").empty() ? 11 : 1;
+  for (const Sharding sharding : kShardingsOfReplicas) {
+    const auto run = [&](CudaGraph graph, uint64_t failing) {
+      return train(graph, options, kSteps, sharding, failing);
+    };
+    const TrainedReplicas graph = run(CudaGraph::kOn, 0), eager = run(CudaGraph::kOff, 0);
+    REQUIRE(graph.captures == 1);
+    REQUIRE(graph.calls > 50);
+    for (uint64_t call = 1; call <= graph.calls; call += stride) {
+      INFO("sharding " << static_cast<int>(sharding) << ", call " << call << " of " << graph.calls);
+      const TrainedReplicas failed = run(CudaGraph::kOn, call);
+      CHECK(failed.captures == 0);
+      CHECK_THAT(failed.reason, Catch::StartsWith("a step cannot be captured: "));
+      CHECK(failed.losses == eager.losses);
+      CHECK(all_equal(failed.state, eager.state));
+      CHECK(private_segments() == 0);
+    }
+    CHECK(run(CudaGraph::kOn, 0).losses == eager.losses);  // the next capture works
   }
-  CHECK(train(CudaGraph::kOn, options, kSteps).losses == eager.losses);  // the next capture works
   CHECK(take_cuda_sim_findings().empty());
 }
 

@@ -66,10 +66,12 @@ struct DeviceOutcome {
 /// Runs two warm steps and a third one that fails at allocation number `fault`, if it has that many; 0 disables the
 /// fault.
 DeviceOutcome run_on_device(const TrainStepOptions& options, int64_t split, uint64_t fault, bool& failed,
-                            int64_t devices = 1) {
+                            int64_t devices = 1, Sharding sharding = Sharding::kNone) {
   const int64_t before = used_memory();
   DeviceReplicatorOptions placing{.device = kGpu};
   if (devices > 1) placing = {.strategy = Strategy::kDataParallel, .device = at::kCUDA, .gpu_ids = {0, 1}};
+  placing.sharding = sharding;
+  placing.bucket_bytes = placing.first_bucket_bytes = 256;
   GpuTraining training(CudaGraph::kOff, options, 8, placing);
   torch::manual_seed(2);
   const std::vector<Batch> more(static_cast<size_t>(options.grad_accum_steps), gpu_batch(kBatchRows, 1));
@@ -121,15 +123,15 @@ void check_every_fault_of_device(const TrainStepOptions& options) {
 }
 
 /// Two threads allocate in any order: the fault hits either device, at any operation.
-void check_every_fault_of_two_devices(const TrainStepOptions& options) {
+void check_every_fault_of_two_devices(const TrainStepOptions& options, Sharding sharding) {
   bool failed = false;
   std::map<int64_t, DeviceOutcome> expected;
-  run_on_device(options, 1, 0, failed, 2);
-  for (const int64_t split : {1, 2}) expected[split] = run_on_device(options, split, 0, failed, 2);
+  run_on_device(options, 1, 0, failed, 2, sharding);
+  for (const int64_t split : {1, 2}) expected[split] = run_on_device(options, split, 0, failed, 2, sharding);
   std::map<int64_t, int> met;
   for (uint64_t fault = 1;; ++fault) {
     REQUIRE(fault < 2000);
-    const DeviceOutcome outcome = run_on_device(options, 1, fault, failed, 2);
+    const DeviceOutcome outcome = run_on_device(options, 1, fault, failed, 2, sharding);
     if (!failed) break;
     INFO("allocation " << fault << ", split " << outcome.split);
     ++met[outcome.split];
@@ -160,7 +162,13 @@ TEST_CASE("Out of memory at any allocation of a device gives the bits of the ste
 TEST_CASE("Out of memory at any allocation of one of two devices gives the bits of the step in smaller parts",
           "[train][out_of_memory_cuda]") {
   if (!has_device_without_caching()) TRAINKIT_SKIP(kNeeds);
-  check_every_fault_of_two_devices({.grad_clip = 0.5, .skip_nonfinite = true});
+  const TrainStepOptions options{.grad_clip = 0.5, .skip_nonfinite = true};
+  SECTION("which have all of the training state") { check_every_fault_of_two_devices(options, Sharding::kNone); }
+  SECTION("which divide the optimizer state") { check_every_fault_of_two_devices(options, Sharding::kOptimizer); }
+  SECTION("which divide gradients too") {
+    check_every_fault_of_two_devices({.precision = Precision::kFp16, .grad_accum_steps = 2, .grad_clip = 0.5},
+                                     Sharding::kGradients);
+  }
 }
 
 TEST_CASE("Out of memory at any allocation of a rank with a GPU keeps the ranks in step",

@@ -428,7 +428,7 @@ ManyRanks train_many(int64_t ranks, int64_t steps, Sharding sharding, const std:
       AdamW optimizer({.lr = 0.01});
       for (NamedParameter& parameter : named) parameter.tensor = shards.part(parameter.tensor);
       optimizer.add_shards(
-          {{.params = named}}, [&](const at::Tensor& values) { shards.all_reduce(values); },
+          {{.params = named}}, [&](const auto& values) { shards.all_reduce(values.front()); },
           [&](const at::Tensor& part) { return shards.bucket_of(part); },
           [&](size_t bucket) { shards.start_gathering(bucket); });
       StateDict own = optimizer.state_dict();

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/_amp_update_scale.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
@@ -89,35 +90,61 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) {
   return loss.mul(scale_.to(loss.device(), scale_.scalar_type(), /*non_blocking=*/true));
 }
 
-void GradScaler::unscale_(ScaledOptimizer& optimizer) {
-  if (!enabled()) return;
+/// What unscale() needs.
+struct GradScaler::Unscaling {
+  detail::ScalingState& state;
+  std::map<at::ScalarType, std::vector<at::Tensor>> groups;
+  at::Tensor found_inf, inverse_scale, one;
+};
+
+/// Checks the order of calls, and allocates everything before a gradient changes.
+GradScaler::Unscaling GradScaler::prepare_unscaling(ScaledOptimizer& optimizer) {
   detail::ScalingState& state = state_of(optimizer, "unscale_");
   TORCH_CHECK(state.stage != Stage::kUnscaled,
               "GradScaler: unscale_() has already been called on this optimizer since the last update()");
   TORCH_CHECK(state.stage != Stage::kStepped, "GradScaler: unscale_() is called after step(): call update() first");
   TORCH_CHECK(!state.taken_by, "GradScaler: ", state.taken_by,
               " was called on scaled gradients: call scaler.unscale_(optimizer) before it");
-  const at::NoGradGuard no_grad;
-  const auto groups = by_dtype(optimizer.gradients());
+  auto groups = by_dtype(optimizer.gradients());
   TORCH_CHECK(!groups.empty(), "GradScaler: no parameter of this optimizer has a gradient");
   const at::Device device = groups.begin()->second.front().device();
-  if (state.found_inf.defined() && state.found_inf.device() == device) {
-    state.found_inf.zero_();
-  } else {
-    state.found_inf = at::zeros({}, at::device(device).dtype(at::kFloat));
-  }
-  const at::Tensor inverse_scale = inverse_scale_.to(device, at::kFloat, /*non_blocking=*/true);
-  for (const auto& [dtype, gradients] : groups) {
-    at::_amp_foreach_non_finite_check_and_unscale_(gradients, state.found_inf, inverse_scale);
+  const bool is_there = state.found_inf.defined() && state.found_inf.device() == device;
+  const at::Tensor found_inf = is_there ? state.found_inf : at::empty({}, at::device(device).dtype(at::kFloat));
+  return {.state = state,
+          .groups = std::move(groups),
+          .found_inf = found_inf,
+          .inverse_scale = inverse_scale_.to(device, at::kFloat, /*non_blocking=*/true),
+          .one = options_.min_scale < 1 ? one_.to(device) : at::Tensor()};
+}
+
+void GradScaler::unscale(const Unscaling& unscaling) const {
+  at::Tensor found_inf = unscaling.found_inf;
+  found_inf.zero_();
+  for (const auto& [dtype, gradients] : unscaling.groups) {
+    at::_amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, unscaling.inverse_scale);
     // The operation checks the gradients before it multiplies them. A factor of at most 1 keeps a finite gradient
     // finite. A larger one (a scale below 1) can overflow, so check again with factor 1.
-    if (options_.min_scale < 1) {
-      at::_amp_foreach_non_finite_check_and_unscale_(gradients, state.found_inf, one_.to(device));
-    }
+    if (unscaling.one.defined()) at::_amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, unscaling.one);
   }
-  optimizer.sum_over_shards(state.found_inf);
-  if (optimizer.is_sharded()) state.found_inf.clamp_max_(1);
-  state.stage = Stage::kUnscaled;
+  unscaling.state.found_inf = found_inf;
+  unscaling.state.stage = Stage::kUnscaled;
+}
+
+void GradScaler::unscale_(ScaledOptimizer& optimizer) { unscale_({&optimizer}); }
+
+void GradScaler::unscale_(const std::vector<ScaledOptimizer*>& optimizers) {
+  if (!enabled() || optimizers.empty()) return;
+  const at::NoGradGuard no_grad;
+  std::vector<Unscaling> unscalings;
+  for (ScaledOptimizer* optimizer : optimizers) unscalings.push_back(prepare_unscaling(*optimizer));
+  std::vector<at::Tensor> found_inf;
+  for (const Unscaling& one : unscalings) {
+    unscale(one);
+    found_inf.push_back(one.found_inf);
+  }
+  if (!optimizers.front()->is_sharded()) return;
+  optimizers.front()->sum_over_shards(found_inf);
+  for (at::Tensor& found : found_inf) found.clamp_max_(1);
 }
 
 void GradScaler::step(ScaledOptimizer& optimizer) {

@@ -64,8 +64,9 @@ std::string memory_ladder(BatchSizePlanner planner, const StepRecipe& recipe, co
     const auto divide = [devices](Sharding sharding) {
       return [=](StepRecipe& other) { other.sharding = sharding, other.ranks = devices; };
     };
-    ladder.add_choice({"--shard optimizer (ddp)", divide(Sharding::kOptimizer)});
-    ladder.add_choice({"--shard gradients (ddp)", divide(Sharding::kGradients)});
+    const std::string strategy = recipe.for_gpu ? "" : " (ddp)";  // dp on the CPU has one optimizer
+    ladder.add_choice({"--shard optimizer" + strategy, divide(Sharding::kOptimizer)});
+    ladder.add_choice({"--shard gradients" + strategy, divide(Sharding::kGradients)});
   }
   for (const int64_t parts : {2, 4}) {
     if (rows % parts != 0) continue;

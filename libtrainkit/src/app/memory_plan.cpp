@@ -285,8 +285,8 @@ absl::StatusOr<std::string> advise_sharding(const RunOptions& run, const StepRec
     TRAINKIT_ASSIGN_OR_RETURN(const BatchSizePlan plan, planner.plan());
     const bool helps = plan.fits && (!memory.plan.fits || plan.grad_accum_steps < memory.plan.grad_accum_steps);
     if (!helps) continue;
-    return fmt::format("with --shard {} (ddp) {} rows per device x {} accumulated fit", name, plan.batch_size,
-                       plan.grad_accum_steps);
+    return fmt::format("with --shard {}{} {} rows per device x {} accumulated fit", name,
+                       recipe.for_gpu ? "" : " (ddp)", plan.batch_size, plan.grad_accum_steps);
   }
   return std::string();
 }

@@ -183,8 +183,8 @@ void add_device_flags(ConfigParser& parser, RunOptions& o) {
   compression.choices = {"none", "fp16", "bf16"};
   parser.add("grad_compression", &o.grad_compression, compression);
   OptionSpec shard = spec(
-      "What the ranks of ddp divide among them: the optimizer's state, or gradients too. Less memory per GPU, same "
-      "result.");
+      "What the ranks of ddp, or the GPUs of dp, divide among them: the optimizer's state, or gradients too. Less "
+      "memory per GPU, same result.");
   shard.choices = {"none", "optimizer", "gradients"};
   parser.add("shard", &o.shard, shard);
   OptionSpec sync_batchnorm = spec(

@@ -3,23 +3,13 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros_like.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
-#include <exception>
 #include <utility>
-
-#include "core/recorded.h"
-#ifdef TRAINKIT_WITH_NCCL
-#include <torch/csrc/cuda/nccl.h>
-#endif
 
 namespace trainkit::detail {
 namespace {
-
-c10::Stream current_stream(at::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
 
 /// Gives `gradient` these strides, of a dense tensor, if it has other ones. The elements of all replicas then match.
 void make_dense(at::Tensor& gradient, at::IntArrayRef strides) {
@@ -27,35 +17,33 @@ void make_dense(at::Tensor& gradient, at::IntArrayRef strides) {
   gradient = at::empty_strided(gradient.sizes(), strides, gradient.options()).copy_(gradient);
 }
 
+std::vector<at::Device> devices_of_replicas(const std::vector<std::vector<at::Tensor>>& parameters) {
+  std::vector<at::Device> devices;
+  for (const auto& replica : parameters) devices.push_back(replica.front().device());
+  return devices;
+}
+
 }  // namespace
 
 BucketReducer::BucketReducer(std::vector<std::vector<at::Tensor>> parameters, int64_t first_bucket_bytes,
                              int64_t bucket_bytes)
-    : parameters_(std::move(parameters)), first_bucket_bytes_(first_bucket_bytes), bucket_bytes_(bucket_bytes) {
-#ifdef TRAINKIT_WITH_NCCL
-  std::vector<at::Tensor> ones;  // create NCCL's communicators; a grouped launch cannot
-  for (const auto& replica : parameters_) {
-    const at::Device device = replica.front().device();
-    streams_.push_back(
-        c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/true));
-    ones.push_back(at::ones({1}, device));
-    ends_.emplace_back(device.type());
-  }
+    : parameters_(std::move(parameters)),
+      first_bucket_bytes_(first_bucket_bytes),
+      bucket_bytes_(bucket_bytes),
+      streams_(devices_of_replicas(parameters_)) {
   for (const at::Tensor& parameter : parameters_.front()) {
     strides_.push_back(at::empty_like(parameter, at::TensorOptions(at::kMeta)).strides().vec());  // of a dense tensor
   }
-  torch::cuda::nccl::all_reduce(ones, ones);
   for (size_t replica = 0; replica < parameters_.size(); ++replica) {
     is_computed_.emplace_back(parameters_[replica].size());
     for (size_t p = 0; p < parameters_[replica].size(); ++p) {
       hooks_.emplace_back(parameters_[replica][p], [this, replica, p] { note_gradient(replica, p); });
     }
   }
-#endif
 }
 
 void BucketReducer::begin() {
-  TORCH_CHECK_VALUE(!streams_.empty(), "trainkit was built without NCCL, which training on several GPUs requires");
+  streams_.check_available();
   const std::lock_guard lock(mutex_);
   is_active_ = true;
   for (auto& computed : is_computed_) std::fill(computed.begin(), computed.end(), 0);
@@ -85,42 +73,25 @@ void BucketReducer::note_gradient(size_t replica, size_t parameter) {
   const at::NoGradGuard no_grad;
   make_dense(parameters_[replica][parameter].mutable_grad(), strides_[parameter]);
   if (--bucket->missing[replica] > 0) return;
-  bucket->ready[replica].record(current_stream(streams_[replica].device()));
+  streams_.record(replica, bucket->ready);
   if (--bucket->replicas_missing > 0) return;
-  for (size_t i = 0; i < streams_.size(); ++i) bucket->ready[i].block(streams_[i]);
+  streams_.wait_for(bucket->ready);
   bucket->is_sent = true;
   send(bucket->parameters);
 }
 
-/// Starts the sums of these gradients on NCCL's streams. Skips parameters without a gradient on every replica.
+/// Starts the sums of these gradients on NCCL's streams. Every replica has them.
 void BucketReducer::send(const std::vector<size_t>& parameters) {
-#ifdef TRAINKIT_WITH_NCCL
-  const ExchangeScope sending;
-  std::vector<std::vector<at::Tensor>> rows;  // per parameter: 1-D aliases of the gradients, as NCCL requires
-  for (const size_t p : parameters) {
-    std::vector<at::Tensor>& row = rows.emplace_back();
-    for (const auto& replica : parameters_) {
-      const at::Tensor& gradient = replica[p].grad();
-      row.push_back(gradient.as_strided({gradient.numel()}, {1}));
-    }
-  }
-  torch::cuda::nccl::stream_list streams;
-  for (const c10::Stream stream : streams_) streams.emplace_back(at::cuda::CUDAStream(stream));
-  std::exception_ptr failed;
-  {
-    const torch::cuda::nccl::AutoNcclGroup one_launch;  // its destructor throws if the launch fails
-    try {
-      for (std::vector<at::Tensor>& row : rows) {
-        torch::cuda::nccl::all_reduce(row, row, static_cast<int32_t>(torch::cuda::nccl::ncclRedOp::Sum), streams);
+  streams_.launch([&] {
+    for (const size_t p : parameters) {
+      std::vector<at::Tensor> row;  // 1-D aliases of the gradients, as NCCL requires
+      for (const auto& replica : parameters_) {
+        const at::Tensor& gradient = replica[p].grad();
+        row.push_back(gradient.as_strided({gradient.numel()}, {1}));
       }
-    } catch (...) {
-      failed = std::current_exception();
+      streams_.all_reduce(std::move(row));
     }
-  }
-  if (failed) std::rethrow_exception(failed);
-#else
-  (void)parameters;
-#endif
+  });
 }
 
 /// Sums gradients that backward has not summed, with zeros for a replica that has none.
@@ -142,10 +113,7 @@ void BucketReducer::send_rest() {
       make_dense(gradient, strides_[p]);
     }
   }
-  for (size_t i = 0; i < streams_.size(); ++i) {
-    ends_[i].record(current_stream(streams_[i].device()));
-    ends_[i].block(streams_[i]);
-  }
+  streams_.wait_for_devices();
   send(left);
 }
 
@@ -154,7 +122,7 @@ void BucketReducer::finish() {
   const std::lock_guard lock(mutex_);
   is_active_ = false;
   send_rest();
-  join();
+  streams_.join();
   if (is_learning_) make_buckets();
 }
 
@@ -162,15 +130,7 @@ void BucketReducer::abandon() {
   const std::lock_guard lock(mutex_);
   if (!std::exchange(is_active_, false)) return;
   order_.clear();
-  join();
-}
-
-/// Makes the devices' current streams wait for the sums that were started.
-void BucketReducer::join() {
-  for (size_t i = 0; i < streams_.size(); ++i) {
-    ends_[i].record(streams_[i]);
-    ends_[i].block(current_stream(streams_[i].device()));
-  }
+  streams_.join();
 }
 
 /// Divides the parameters into buckets in the order of their first gradients. Learns again in the next backward if
@@ -186,8 +146,8 @@ void BucketReducer::make_buckets() {
     if (some.empty()) return;
     Bucket& bucket = buckets_.emplace_back();
     bucket.parameters = std::exchange(some, {});
-    bucket.missing.resize(streams_.size());
-    for (const c10::Stream stream : streams_) bucket.ready.emplace_back(stream.device_type());
+    bucket.missing.resize(parameters_.size());
+    bucket.ready = streams_.make_events();
     bytes = 0;
   };
   for (const size_t p : order_) {

@@ -2,15 +2,13 @@
 // Sums the gradients of replicas on several GPUs of one process while backward runs.
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Device.h>
-#include <c10/core/Event.h>
-#include <c10/core/Stream.h>
 
 #include <cstdint>
 #include <mutex>
 #include <vector>
 
 #include "distributed/gradient_hook.h"
+#include "distributed/replica_streams.h"
 
 namespace trainkit::detail {
 
@@ -49,8 +47,8 @@ class BucketReducer {
  private:
   struct Bucket {
     std::vector<size_t> parameters;
-    std::vector<c10::Event> ready;  // of each replica
-    std::vector<size_t> missing;    // gradients that a replica has not computed
+    ReplicaEvents ready;
+    std::vector<size_t> missing;  // gradients that a replica has not computed
     size_t replicas_missing = 0;
     bool is_sent = false;
   };
@@ -59,13 +57,11 @@ class BucketReducer {
   void make_buckets();
   void send(const std::vector<size_t>& parameters);
   void send_rest();
-  void join();
 
   std::vector<std::vector<at::Tensor>> parameters_;
   int64_t first_bucket_bytes_, bucket_bytes_;
   std::vector<std::vector<int64_t>> strides_;  // of the gradients, by parameter
-  std::vector<c10::Stream> streams_;           // of NCCL, one per replica
-  std::vector<c10::Event> ends_;               // one per replica; for short use
+  ReplicaStreams streams_;
   std::vector<GradientHook> hooks_;
 
   std::mutex mutex_;  // guards what follows

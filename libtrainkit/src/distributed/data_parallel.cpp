@@ -13,7 +13,6 @@
 #include <utility>
 
 #include "core/recorded.h"
-#include "distributed/rendezvous.h"
 #include "distributed/replica_tools.h"
 #include "trainkit/core/error.h"
 #ifdef TRAINKIT_WITH_CUDA
@@ -110,10 +109,7 @@ void LocalGroup::all_reduce(int64_t replica, at::Tensor& tensor) {
     return;
   }
   changed_.wait(lock, [&] { return aborted_ || round_ != round; });
-  if (round_ == round) {
-    throw absl::BadStatusOrAccess(
-        distributed_error("dist.replica", "", "another replica failed while this one waited for it in a collective"));
-  }
+  if (round_ == round) throw_replica_failed();
 }
 
 void LocalGroup::abort() {
@@ -149,6 +145,7 @@ DataParallel::DataParallel(std::vector<std::shared_ptr<torch::nn::Module>> modul
     : modules_(std::move(modules)),
       devices_(std::move(devices)),
       share_weights_(share_weights),
+      options_(options),
       group_(static_cast<int64_t>(modules_.size())),
       threads_(static_cast<int64_t>(modules_.size()), threads_per_replica(devices_)) {
   const c10::AutoGradMode no_grad(false);
@@ -168,7 +165,10 @@ DataParallel::DataParallel(std::vector<std::shared_ptr<torch::nn::Module>> modul
     TORCH_CHECK_VALUE(parameters_[i].size() == parameters_[0].size(),
                       "the factory made models with different parameters");
   }
-  if (devices_.size() > 1 && !devices_[0].is_cpu() && !parameters_[0].empty()) {
+  if (devices_.size() == 1 || devices_[0].is_cpu() || parameters_[0].empty()) return;
+  if (options.sharding != Sharding::kNone) {
+    collectives_ = std::make_unique<ReplicaCollectives>(devices_);
+  } else {
     reducer_ = std::make_unique<BucketReducer>(parameters_, options.first_bucket_bytes, options.bucket_bytes);
   }
 }
@@ -201,7 +201,7 @@ StepSeed::Replicas DataParallel::numbered_devices() const {
 }
 
 std::string DataParallel::graph_obstacle() const {
-  if (!reducer_) return "the replicas share one device";
+  if (!reducer_ && !collectives_) return "the replicas share one device";
   return has_collectives_ ? "SyncBatchNorm layers of several replicas wait for each other" : "";
 }
 
@@ -243,7 +243,7 @@ void DataParallel::run(const Body& body, bool reduce_gradients, const OnSent&) {
   const at::ThreadLocalState caller;  // grad mode, autocast
   const std::vector<c10::Stream> streams = current_streams();
   const int64_t run = seed_.next_run(numbered_devices(), /*last=*/reduce_gradients);
-  if (reduce_gradients && reducer_) reducer_->begin();
+  begin_reduction(reduce_gradients);
   try {
     threads_.run(
         [&](int64_t replica) {
@@ -253,15 +253,18 @@ void DataParallel::run(const Body& body, bool reduce_gradients, const OnSent&) {
           const c10::MultiStreamGuard on_streams(streams);  // of all devices: replicas copy from one another
           const ReplicaRandomGuard random(seed_.of(replica, run));
           try {
-            if (const at::Tensor loss = body(replica); loss.defined()) loss.backward();
+            backward(replica, body, /*is_last=*/reduce_gradients);
           } catch (...) {
             clear_runtime_error();
             throw;
           }
         },
-        [&] { group_.abort(); });
+        [&] {
+          group_.abort();
+          if (collectives_) collectives_->abort();
+        });
   } catch (...) {
-    if (reducer_) reducer_->abandon();
+    end_failed_run();
     throw;
   }
   if (!reduce_gradients) return;

@@ -10,6 +10,8 @@
 
 #include "distributed/bucket_reducer.h"
 #include "distributed/graph_ranks.h"
+#include "distributed/parameter_shards.h"
+#include "distributed/replica_collectives.h"
 #include "distributed/replica_tools.h"
 #include "trainkit/distributed/device_replicator.h"
 
@@ -75,8 +77,13 @@ class DataParallel final : public DeviceReplicator, public GraphReplicas {
   at::Device device(int64_t replica = 0) const override { return devices_.at(static_cast<size_t>(replica)); }
   const std::shared_ptr<torch::nn::Module>& module(int64_t replica = 0) const override;
   ReplicaGroup& group() override { return group_; }
+  Sharding sharding() const override { return collectives_ ? options_.sharding : Sharding::kNone; }
+  void divide_parameters(const std::function<bool(const at::Tensor&)>& is_whole) override;
+  ParameterShards* shards(int64_t copy = 0) const override;
+  void gather_weights() override;
+  void sum_over_shards(const std::vector<at::Tensor>& values) override { collectives_->all_reduce(values); }
   void begin_step() override { seed_.begin(numbered_devices()); }
-  void abandon_step() override { seed_.restart(); }
+  void abandon_step() override;
   void run(const Body& body, bool reduce_gradients, const OnSent& on_sent) override;
   void synchronize() override;
   std::string graph_obstacle() const override;
@@ -87,15 +94,21 @@ class DataParallel final : public DeviceReplicator, public GraphReplicas {
   StepSeed::Replicas numbered_devices() const;
   std::vector<c10::Stream> current_streams() const;
   void copy_buffers();
+  void begin_reduction(bool reduces);
+  void end_failed_run();
+  void backward(int64_t replica, const Body& body, bool is_last);
   void reduce_on_cpu();
 
   std::vector<std::shared_ptr<torch::nn::Module>> modules_;
   std::vector<at::Device> devices_;
   bool share_weights_;
-  std::vector<std::vector<at::Tensor>> parameters_;  // per replica, in one order; trainable parameters only
-  std::vector<std::vector<at::Tensor>> buffers_;     // per replica; buffers that each replica updates itself
-  bool has_collectives_ = false;                     // the model contains collectives (SyncBatchNorm)
-  std::unique_ptr<BucketReducer> reducer_;           // null on the CPU and with one GPU
+  DeviceReplicatorOptions options_;
+  std::vector<std::vector<at::Tensor>> parameters_;       // per replica, in one order; trainable parameters only
+  std::vector<std::vector<at::Tensor>> buffers_;          // per replica; buffers that each replica updates itself
+  bool has_collectives_ = false;                          // the model contains collectives (SyncBatchNorm)
+  std::unique_ptr<BucketReducer> reducer_;                // null on the CPU, with one GPU and with sharding
+  std::unique_ptr<ReplicaCollectives> collectives_;       // with sharding on several GPUs, else null
+  std::vector<std::unique_ptr<ParameterShards>> shards_;  // then, after divide_parameters(): one per replica
   LocalGroup group_;
   ReplicaThreads threads_;
   StepSeed seed_;

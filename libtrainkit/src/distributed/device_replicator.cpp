@@ -94,8 +94,8 @@ absl::StatusOr<std::vector<at::Device>> devices_of(const DeviceReplicatorOptions
 /// Checks that `strategy` can divide the training state as the options say.
 absl::Status check_sharding(const DeviceReplicatorOptions& options, Strategy strategy) {
   if (options.sharding == Sharding::kNone || strategy == Strategy::kSingle) return absl::OkStatus();
-  if (strategy == Strategy::kDataParallel) {
-    return usage_error("--shard", "needs one process per device", "dp", "ddp",
+  if (strategy == Strategy::kDataParallel && options.device->is_cpu()) {
+    return usage_error("--shard", "replicas on the CPU share one optimizer, whose state cannot be divided", "dp", "ddp",
                        "start the program with trainkit launch, torchrun, srun or mpirun");
   }
   if (!options.find_unused_parameters) return absl::OkStatus();

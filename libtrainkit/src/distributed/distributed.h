@@ -52,7 +52,9 @@ class Distributed final : public DeviceReplicator, public GraphRanks {
   ReplicaGroup& group() override { return group_; }
   Sharding sharding() const override { return options_.sharding; }
   void divide_parameters(const std::function<bool(const at::Tensor&)>& is_whole) override;
-  ParameterShards* shards() const override { return shards_.get(); }
+  ParameterShards* shards(int64_t = 0) const override { return shards_.get(); }
+  void gather_weights() override { shards_->gather_weights(); }
+  void sum_over_shards(const std::vector<at::Tensor>& values) override { shards_->all_reduce(values.front()); }
   void begin_step() override;
   void run(const Body& body, bool reduce_gradients, const OnSent& on_sent) override;
   void skip_reduction() override;

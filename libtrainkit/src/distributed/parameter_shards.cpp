@@ -138,18 +138,35 @@ bool ParameterShards::fits(const at::Tensor& part, const at::Tensor& whole) cons
   return whole.sizes() == parameters_[index_of_part(part)].sizes();
 }
 
+/// First number of a parameter that is in this rank's part.
+int64_t ParameterShards::first_number(size_t parameter) const {
+  const auto& [number, position] = places_[parameter];
+  const Bucket& bucket = buckets_[number];
+  const int64_t first = collectives_.rank * bucket.part - bucket.begins[position];
+  return std::clamp(first, int64_t{0}, shapes_[parameter].numel());
+}
+
 at::Tensor ParameterShards::part_of(const at::Tensor& part, const at::Tensor& whole) const {
   const size_t p = index_of_part(part);
-  const auto& [number, position] = places_[p];
-  const Bucket& bucket = buckets_[number];
   const at::Tensor& parameter = parameters_[p];
   TORCH_CHECK_VALUE(whole.sizes() == parameter.sizes(), "expected a tensor of the parameter's shape");
-  const int64_t size = parameter.numel();
-  const at::Tensor flat = at::empty({size}, whole.options());
+  const at::Tensor flat = at::empty({parameter.numel()}, whole.options());
   flat.as_strided(parameter.sizes(), parameter.strides()).copy_(whole);
-  const int64_t first = collectives_.rank * bucket.part - bucket.begins[position];
-  const int64_t from = std::clamp(first, int64_t{0}, size);
-  return flat.narrow(0, from, part.numel()).view(part.sizes());
+  return flat.narrow(0, first_number(p), part.numel()).view(part.sizes());
+}
+
+at::Tensor ParameterShards::make_whole(const at::Tensor& part, at::ScalarType type) const {
+  const at::Tensor& shape = shapes_[index_of_part(part)];
+  return at::empty_strided(shape.sizes(), shape.strides(), type);
+}
+
+void ParameterShards::put(const at::Tensor& part, const at::Tensor& numbers, const at::Tensor& whole) const {
+  const at::NoGradGuard no_grad;
+  if (numbers.numel() == 0) return;
+  const size_t p = index_of_part(part);
+  if (is_whole_[p]) return void(whole.copy_(numbers));
+  const at::Tensor flat = whole.as_strided({whole.numel()}, {1});
+  flat.narrow(0, first_number(p), numbers.numel()).copy_(numbers);
 }
 
 std::vector<at::Tensor> ParameterShards::gather(const std::vector<std::pair<at::Tensor, at::Tensor>>& parts) const {
@@ -308,6 +325,11 @@ void ParameterShards::release_gradients() {
   std::fill(has_gradient_.begin(), has_gradient_.end(), 0);
   for (const at::Tensor& parameter : parameters_) parameter.mutable_grad().reset();
   for (const at::Tensor& part : parts_) part.mutable_grad().reset();
+  for (Bucket& bucket : buckets_) {  // of a run that failed
+    bucket.work = nullptr;
+    bucket.sent.reset();
+    if (sharding_ == Sharding::kGradients) bucket.gradients.reset();
+  }
 }
 
 std::vector<at::Tensor> ParameterShards::gradient_memory() const {
@@ -325,14 +347,22 @@ void ParameterShards::start_gathering(size_t bucket) {
   buckets_[bucket].gathering = collectives_.all_gather(buckets_[bucket].weights);
 }
 
-void ParameterShards::gather_weights() {
-  const ProfileStage stage("gather weights");
+void ParameterShards::start_gathering() {
   for (size_t number = 0; number < buckets_.size(); ++number) start_gathering(number);
+}
+
+void ParameterShards::finish_gathering() {
   for (size_t number = 0; number < buckets_.size(); ++number) {
     Bucket& bucket = buckets_[number];
     bucket.is_gathering = false;
     collectives_.wait(std::exchange(bucket.gathering, nullptr), "allgather(weights " + std::to_string(number) + ")");
   }
+}
+
+void ParameterShards::gather_weights() {
+  const ProfileStage stage("gather weights");
+  start_gathering();
+  finish_gathering();
 }
 
 }  // namespace trainkit::detail

@@ -82,10 +82,17 @@ class ParameterShards {
   /// What this rank updates of `parameter`: a leaf that shares its memory. 1-D, or with is_whole of the parameter's
   /// dimensions; with 0 elements if this rank updates nothing of it. After a reduction its gradient is the sum.
   const at::Tensor& part(const at::Tensor& parameter) const { return parts_.at(index_of(parameter)); }
+  /// The same of the parameter with this index, which is equal on all ranks. index_of_part() is the inverse.
+  const at::Tensor& part(size_t index) const { return parts_.at(index); }
+  size_t index_of_part(const at::Tensor& part) const;
   /// The same numbers of `whole`, a tensor of the parameter's shape, for the parameter to which `part` belongs.
   at::Tensor part_of(const at::Tensor& part, const at::Tensor& whole) const;
   /// Returns whether `whole` has the shape of the parameter to which `part` belongs.
   bool fits(const at::Tensor& part, const at::Tensor& whole) const;
+  /// Returns uninitialised host memory for a whole tensor of the parameter to which `part` belongs, in its strides.
+  at::Tensor make_whole(const at::Tensor& part, at::ScalarType type) const;
+  /// Copies `numbers`, a tensor of the shape of `part`, to their place in `whole`, which make_whole() returned.
+  void put(const at::Tensor& part, const at::Tensor& numbers, const at::Tensor& whole) const;
   /// Assembles tensors in host memory from the ranks' parts. `parts`: pairs of part() and a tensor of its shape (state
   /// of the optimizer, or a copy). Every rank makes the same call; rank 0 gets the tensors, the others undefined ones.
   /// Blocks. Another thread may train meanwhile. Throws c10::Error if a rank is lost.
@@ -104,7 +111,7 @@ class ParameterShards {
   bool is_reducing() const { return is_active_ && reduces_; }
   /// Index of the first parameter that has received no gradient in this step; nullopt if all have one.
   std::optional<size_t> without_gradient() const;
-  /// Releases the gradients, after an update or a failed step.
+  /// Releases the gradients, after an update or a failed step. Nothing that this rank has sent may still use them.
   void release_gradients();
 
   /// The gradients' memory that stays allocated on this rank: one tensor per bucket.
@@ -112,10 +119,13 @@ class ParameterShards {
 
   /// Number of the bucket in which a part() is.
   size_t bucket_of(const at::Tensor& part) const { return places_[index_of_part(part)].first; }
-  /// Starts to send the weights of a bucket, whose part has been updated, to all ranks. Every rank starts the buckets
-  /// in one order.
+  /// Starts to send the weights of a bucket, whose part has been updated, to all ranks, or those of all buckets that
+  /// were not started. Every rank starts the buckets in one order.
   void start_gathering(size_t bucket);
-  /// Sends the updated weights to all ranks: starts what start_gathering() has not started, and waits for all.
+  void start_gathering();
+  /// Waits for what was started.
+  void finish_gathering();
+  /// Sends the updated weights to all ranks: what start_gathering() has not sent yet.
   void gather_weights();
   void all_reduce(const at::Tensor& values) const { collectives_.all_reduce(values); }
 
@@ -133,7 +143,7 @@ class ParameterShards {
   };
 
   size_t index_of(const at::Tensor& parameter) const;
-  size_t index_of_part(const at::Tensor& part) const;
+  int64_t first_number(size_t parameter) const;
   at::Tensor own_part(const Bucket& bucket, const at::Tensor& buffer) const;
   at::Tensor view(const Bucket& bucket, size_t position, const at::Tensor& buffer) const;
   at::Tensor cut(const Bucket& bucket, size_t position, const at::Tensor& buffer) const;

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <unordered_set>
 
+#include "distributed/rendezvous.h"
 #include "trainkit/core/random.h"
 #include "trainkit/distributed/sync_batch_norm.h"
 
@@ -78,6 +79,11 @@ std::vector<at::Tensor> tensors_of(const std::vector<std::pair<std::string, at::
   std::vector<at::Tensor> tensors;
   for (const auto& [name, tensor] : named) tensors.push_back(tensor);
   return tensors;
+}
+
+void throw_replica_failed() {
+  throw absl::BadStatusOrAccess(
+      distributed_error("dist.replica", "", "another replica failed while this one waited for it in a collective"));
 }
 
 void throw_status(const absl::Status& status) {

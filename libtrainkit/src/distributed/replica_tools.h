@@ -36,6 +36,9 @@ bool bind_replica(torch::nn::Module& module, ReplicaGroup& group, int64_t replic
 
 std::vector<at::Tensor> tensors_of(const std::vector<std::pair<std::string, at::Tensor>>& named);
 
+/// Throws the error of a replica that waits for another one, which has failed.
+[[noreturn]] void throw_replica_failed();
+
 /// Throws absl::BadStatusOrAccess unless ok.
 void throw_status(const absl::Status& status);
 

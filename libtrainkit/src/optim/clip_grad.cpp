@@ -1,3 +1,5 @@
+#include "optim/clip_grad.h"
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
@@ -6,27 +8,36 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <cmath>
-#include <vector>
-
-#include "trainkit/optim/optimizer.h"
 
 namespace trainkit {
 
-at::Tensor clip_grad_norm_(Optimizer& optimizer, double max_norm) {
-  optimizer.gradients_taken_as_unscaled("clip_grad_norm_");
+std::vector<at::Tensor> detail::clip_grad_norms_(const std::vector<Optimizer*>& optimizers, double max_norm) {
   const at::NoGradGuard no_grad;
-  const std::vector<at::Tensor> gradients = optimizer.gradients();
-  if (gradients.empty()) return at::zeros_like(optimizer.step_count());
-  at::Tensor norm = at::linalg_vector_norm(at::stack(at::_foreach_norm(gradients, 2)), 2);
-  if (optimizer.is_sharded()) {
-    norm.square_();
-    optimizer.sum_over_shards(norm);
-    norm.sqrt_();
+  std::vector<std::vector<at::Tensor>> gradients;
+  std::vector<at::Tensor> norms;
+  for (Optimizer* optimizer : optimizers) {
+    optimizer->gradients_taken_as_unscaled("clip_grad_norm_");
+    gradients.push_back(optimizer->gradients());
+    norms.push_back(gradients.back().empty()
+                        ? at::zeros_like(optimizer->step_count())
+                        : at::linalg_vector_norm(at::stack(at::_foreach_norm(gradients.back(), 2)), 2));
   }
-  if (max_norm > 0 && std::isfinite(max_norm)) {
-    at::_foreach_mul_(gradients, norm.add(1e-6).reciprocal_().mul_(max_norm).clamp_max_(1.0));
+  if (optimizers.front()->is_sharded()) {
+    for (at::Tensor& norm : norms) norm.square_();
+    optimizers.front()->sum_over_shards(norms);
+    for (at::Tensor& norm : norms) norm.sqrt_();
   }
-  return norm;
+  if (!(max_norm > 0 && std::isfinite(max_norm))) return norms;
+  std::vector<at::Tensor> factors;
+  for (const at::Tensor& norm : norms) factors.push_back(norm.add(1e-6).reciprocal_().mul_(max_norm).clamp_max_(1.0));
+  for (size_t i = 0; i < factors.size(); ++i) {
+    if (!gradients[i].empty()) at::_foreach_mul_(gradients[i], factors[i]);
+  }
+  return norms;
+}
+
+at::Tensor clip_grad_norm_(Optimizer& optimizer, double max_norm) {
+  return detail::clip_grad_norms_({&optimizer}, max_norm).front();
 }
 
 }  // namespace trainkit

@@ -79,6 +79,7 @@ void Optimizer::add_param_groups(std::vector<ParamGroup> groups) {
 std::vector<ParamGroup> Optimizer::take_param_groups() {
   TORCH_CHECK(max_step_count_ == 0, "optimizer: take_param_groups() after a step");
   buckets_.clear();
+  shard_mirrors_.clear();
   steps_ = step_count_ = advance_all_ = advance_present_ = at::Tensor();
   present_.clear();
   device_lrs_ = {};
@@ -86,7 +87,7 @@ std::vector<ParamGroup> Optimizer::take_param_groups() {
   return std::exchange(groups_, {});
 }
 
-void Optimizer::add_shards(std::vector<ParamGroup> groups, std::function<void(const at::Tensor&)> sum,
+void Optimizer::add_shards(std::vector<ParamGroup> groups, SumOverShards sum,
                            std::function<size_t(const at::Tensor&)> bucket_of,
                            std::function<void(size_t bucket)> on_updated) {
   shard_of_ = std::move(bucket_of);
@@ -97,7 +98,7 @@ void Optimizer::add_shards(std::vector<ParamGroup> groups, std::function<void(co
                    [](const Bucket& a, const Bucket& b) { return a.shard < b.shard; });
 }
 
-void Optimizer::sum_over_shards(const at::Tensor& values) const {
+void Optimizer::sum_over_shards(const std::vector<at::Tensor>& values) const {
   if (sum_over_shards_) sum_over_shards_(values);
 }
 

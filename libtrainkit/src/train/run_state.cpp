@@ -171,10 +171,11 @@ absl::Status load_weights_and_averages(const NamedTensors& saved, const std::map
   const at::NoGradGuard no_grad;
   std::map<std::string, at::Tensor> weights;
   for (const auto& [name, tensor] : named_tensors(module)) weights[name] = tensor;
-  if (const detail::ParameterShards* shards = parts.devices.shards()) {
-    detail::load_averages(parts.averages, weights, parts.optimizer, *shards);
-  } else {
-    for (const auto& [name, average] : parts.averages) at::Tensor(average).copy_(weights.at(name));
+  for (const detail::ShardedCopy& copy : parts.copies) {
+    detail::load_averages(copy.averages, weights, *copy.optimizer, *copy.shards);
+  }
+  for (const auto& [name, average] : parts.copies.empty() ? parts.averages : NamedTensors()) {
+    at::Tensor(average).copy_(weights.at(name));
   }
   if (live.empty()) return absl::OkStatus();
   NamedTensors trained = saved;
@@ -195,10 +196,11 @@ absl::Status load_model(const CheckpointContents& contents, const CheckpointPath
       optimizer[name] = tensor;
   }
   TRAINKIT_RETURN_IF_ERROR(load_weights_and_averages(contents.model, live, found.path() + "/model.safetensors", parts));
-  if (const detail::ParameterShards* shards = parts.devices.shards()) {
-    optimizer = detail::parts_of_state(std::move(optimizer), parts.optimizer, *shards);
+  for (const detail::ShardedCopy& copy : parts.copies) {
+    TRAINKIT_RETURN_IF_ERROR(
+        copy.optimizer->load_state_dict(detail::parts_of_state(optimizer, *copy.optimizer, *copy.shards)));
   }
-  TRAINKIT_RETURN_IF_ERROR(parts.optimizer.load_state_dict(optimizer));
+  if (parts.copies.empty()) TRAINKIT_RETURN_IF_ERROR(parts.optimizer.load_state_dict(optimizer));
   if (parts.scheduler) {
     TRAINKIT_RETURN_IF_ERROR(parts.scheduler->load_state_dict(sub_state(contents.state, "scheduler")));
   }

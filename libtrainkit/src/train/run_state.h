@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "train/sharded_copies.h"
 #include "trainkit/amp/grad_scaler.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/distributed/device_replicator.h"
@@ -29,6 +30,8 @@ struct RunParts {
   Prefetcher& loader;
   /// TrainStep::averages().
   NamedTensors averages = {};
+  /// With sharding: what each copy of the weights in this process keeps.
+  std::vector<detail::ShardedCopy> copies = {};
 };
 
 /// Digest of the rows that a rank has trained on, in order. One row more, less or in another position changes it.

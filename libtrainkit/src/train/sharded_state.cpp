@@ -10,29 +10,21 @@
 #include "trainkit/core/status.h"
 
 namespace trainkit::detail {
-namespace {
-
-using Parts = std::map<std::string, at::Tensor>;
-
-/// The optimizer's parameters by name.
-Parts parts_by_name(const Optimizer& optimizer) {
-  Parts parts;
+PartsByName parts_by_name(const Optimizer& optimizer) {
+  PartsByName parts;
   for (const ParamGroup& group : optimizer.param_groups()) {
     for (const NamedParameter& parameter : group.params) parts[parameter.name] = parameter.tensor;
   }
   return parts;
 }
 
-/// Returns the part to which "state.<parameter>.<kind>" belongs, or nullptr: a step count is not divided.
-const at::Tensor* part_of_entry(const std::string& key, const Parts& parts) {
+const at::Tensor* part_of_entry(const std::string& key, const PartsByName& parts) {
   constexpr std::string_view kState = "state.";
   const size_t dot = key.rfind('.');
   if (!key.starts_with(kState) || dot <= kState.size() || key.substr(dot) == ".step") return nullptr;
   const auto found = parts.find(key.substr(kState.size(), dot - kState.size()));
   return found == parts.end() ? nullptr : &found->second;
 }
-
-}  // namespace
 
 void add_parameters(DeviceReplicator& devices, Optimizer& optimizer) {
   if (optimizer.is_sharded()) return;
@@ -49,19 +41,24 @@ void add_parameters(DeviceReplicator& devices, Optimizer& optimizer) {
   }
   devices.divide_parameters(
       [&](const at::Tensor& parameter) { return whole.contains(parameter.unsafeGetTensorImpl()); });
-  ParameterShards* shards = devices.shards();
+  const ParameterShards* shards = devices.shards();
   for (ParamGroup& group : groups) {
     for (NamedParameter& parameter : group.params) parameter.tensor = shards->part(parameter.tensor);
   }
+  add_shards(optimizer, std::move(groups), devices, /*copy=*/0);
+}
+
+void add_shards(Optimizer& optimizer, std::vector<ParamGroup> groups, DeviceReplicator& devices, int64_t copy) {
+  ParameterShards* shards = devices.shards(copy);
   optimizer.add_shards(
-      std::move(groups), [shards](const at::Tensor& values) { shards->all_reduce(values); },
+      std::move(groups), [&devices](const auto& values) { devices.sum_over_shards(values); },
       [shards](const at::Tensor& part) { return shards->bucket_of(part); },
       [shards](size_t bucket) { shards->start_gathering(bucket); });
 }
 
 absl::Status gather_checkpoint(CheckpointContents& contents, const NamedTensors& averages, const Optimizer& optimizer,
                                const ParameterShards& shards) try {
-  const Parts parts = parts_by_name(optimizer);
+  const PartsByName parts = parts_by_name(optimizer);
   std::map<std::string, std::pair<const at::Tensor*, at::Tensor*>> divided;  // in one order on all ranks
   for (auto& [key, tensor] : contents.optimizer) {
     if (const at::Tensor* part = part_of_entry(key, parts)) divided[key] = {part, &tensor};
@@ -83,14 +80,14 @@ absl::Status gather_checkpoint(CheckpointContents& contents, const NamedTensors&
 
 void load_averages(const NamedTensors& averages, const std::map<std::string, at::Tensor>& whole,
                    const Optimizer& optimizer, const ParameterShards& shards) {
-  const Parts parts = parts_by_name(optimizer);
+  const PartsByName parts = parts_by_name(optimizer);
   for (const auto& [name, average] : averages) {
     at::Tensor(average).copy_(shards.part_of(parts.at(name), whole.at(name)));
   }
 }
 
 StateDict parts_of_state(StateDict state, const Optimizer& optimizer, const ParameterShards& shards) {
-  const Parts parts = parts_by_name(optimizer);
+  const PartsByName parts = parts_by_name(optimizer);
   for (auto& [key, value] : state) {
     const at::Tensor* part = part_of_entry(key, parts);
     at::Tensor* whole = std::get_if<at::Tensor>(&value);

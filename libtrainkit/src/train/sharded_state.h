@@ -16,6 +16,16 @@ namespace trainkit::detail {
 /// optimizer's parameters by the parts that this rank updates. Every rank calls it.
 void add_parameters(DeviceReplicator& devices, Optimizer& optimizer);
 
+/// Adds groups of parts of a copy of the weights, which a step sends to the other ranks bucket by bucket.
+void add_shards(Optimizer& optimizer, std::vector<ParamGroup> groups, DeviceReplicator& devices, int64_t copy);
+
+/// The optimizer's parameters by name.
+using PartsByName = std::map<std::string, at::Tensor>;
+PartsByName parts_by_name(const Optimizer& optimizer);
+/// Returns the part to which the entry "state.<parameter>.<kind>" of an optimizer's state belongs, or nullptr: a step
+/// count is not divided.
+const at::Tensor* part_of_entry(const std::string& key, const PartsByName& parts);
+
 /// Checkpoints have whole tensors. Replaces this rank's parts in `contents` by them, in host memory: the optimizer's
 /// state and, in the model, the averages (TrainStep::averages(); empty: none). Every rank calls it with its parts; only
 /// rank 0's result is complete. Blocks; another thread may train meanwhile. Error of exit code 8: a rank is lost.

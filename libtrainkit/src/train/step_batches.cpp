@@ -113,7 +113,8 @@ bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last
     if (capturing_) throw;  // the device has not run anything yet
     const absl::Status error = status_from_current_exception();
     const bool again = absl::IsResourceExhausted(error) && can_retry_step(batch);
-    if (!last && reduces_every_run() && devices_.process_group()->usable()) {
+    const ProcessGroup* group = devices_.process_group();
+    if (!last && reduces_every_run() && group && group->usable()) {
       deferred_ = std::make_unique<DeferredFailure>(DeferredFailure{
           std::string(error.message()), again, std::current_exception()});  // see Note [Votes of a step]
       reduced_ = false;

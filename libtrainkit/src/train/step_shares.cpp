@@ -72,25 +72,25 @@ double TrainStep::agree_on_unit(int64_t replica, double weight) {
 void TrainStep::add_metrics(const LossOutput& output, double share, StepMetrics& sums) const {
   const bool first = !sums.loss.defined();
   const c10::AutoGradMode no_grad(false);
+  const at::Device device = devices_.device();  // of the sums: the first replica may have no rows
+  const auto local = [&](const at::Tensor& value) { return value.detach().to(device, /*non_blocking=*/true); };
   if (first && share == 0) {
-    sums.loss = at::zeros_like(output.loss);
-    for (const auto& [name, value] : output.metrics) sums.metrics.emplace_back(name, at::zeros_like(value));
+    sums.loss = at::zeros_like(local(output.loss));
+    for (const auto& [name, value] : output.metrics) sums.metrics.emplace_back(name, at::zeros_like(local(value)));
     return;
   }
   if (share == 0) return;
-  if (first && share == 1.0) {
+  if (first && share == 1.0 && devices_.replicas() == 1) {
     sums.loss = output.loss.tensor_data();  // as detach(), without the dispatcher
     sums.metrics = output.metrics;
     for (auto& [name, value] : sums.metrics) value = value.tensor_data();
     return;
   }
-  const at::Device device = devices_.device();
-  const auto local = [&](const at::Tensor& value) { return value.detach().to(device, /*non_blocking=*/true); };
-  sums.loss = first ? output.loss.detach() * share : sums.loss.add(local(output.loss), share);
+  sums.loss = first ? local(output.loss) * share : sums.loss.add(local(output.loss), share);
   for (size_t i = 0; i < output.metrics.size(); ++i) {
     const auto& [name, value] = output.metrics[i];
     if (first) {
-      sums.metrics.emplace_back(name, value.detach() * share);
+      sums.metrics.emplace_back(name, local(value) * share);
     } else {
       TORCH_CHECK(i < sums.metrics.size() && sums.metrics[i].first == name, "metric '", name,
                   "' is not returned for every micro-batch of a step");

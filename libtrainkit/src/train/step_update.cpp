@@ -16,6 +16,7 @@
 #include "distributed/device_votes.h"
 #include "distributed/parameter_shards.h"
 #include "nonfinite.h"
+#include "optim/clip_grad.h"
 #include "step_graphs.h"
 #include "step_snapshot.h"
 #include "train_step_parts.h"
@@ -70,48 +71,41 @@ void TrainStep::update() {
       metrics_ = std::move(scaled);
     });
   }
-  for (const auto& mirror : mirrors_) mirror->set_lr_from(optimizer_);
+  for (size_t i = 1; i < optimizers_.size(); ++i) optimizers_[i]->set_lr_from(optimizer_);
   const bool skips = options_.skip_nonfinite && !scaler_.enabled();
-  for (size_t i = 0; i < optimizers_.size(); ++i) {
-    Optimizer& optimizer = *optimizers_[i];
-    const at::Tensor found_inf = skips ? update_unless_nonfinite(optimizer) : update_optimizer(optimizer);
-    if (!averages_.empty()) averages_[i].update(found_inf);
-    if (i == 0 && scaler_.enabled()) count_skips(found_inf);
-  }
-  if (shards_) shards_->gather_weights();
+  const std::vector<at::Tensor> found_inf = skips ? update_unless_nonfinite() : update_optimizers();
+  for (size_t i = 0; i < averages_.size(); ++i) averages_[i].update(found_inf[i]);
+  if (scaler_.enabled()) count_skips(found_inf.front());
+  if (shards_) devices_.gather_weights();
   with_memory([&] { scaler_.update(); });
   if (scheduler_) with_memory([&] { scheduler_->step(); });
   release_gradients();
 }
 
-/// Clips and updates. Returns the scaler's found_inf; undefined without a scaler.
-at::Tensor TrainStep::update_optimizer(Optimizer& optimizer) {
+/// Clips and updates all copies of the weights. Returns the scaler's found_inf of each; undefined without a scaler.
+std::vector<at::Tensor> TrainStep::update_optimizers() {
+  if (scaler_.enabled()) with_memory([&] { scaler_.unscale_({optimizers_.begin(), optimizers_.end()}); });
   if (options_.grad_clip > 0) {
-    scaler_.unscale_(optimizer);
-    with_memory([&] {
-      const at::Tensor norm = clip_grad_norm_(optimizer, options_.grad_clip);
-      if (&optimizer == &optimizer_) metrics_.grad_norm = norm;
-    });
+    with_memory([&] { metrics_.grad_norm = detail::clip_grad_norms_(optimizers_, options_.grad_clip).front(); });
   }
-  at::Tensor found_inf;
-  if (votes_ && scaler_.enabled()) {
-    if (options_.grad_clip == 0) with_memory([&] { scaler_.unscale_(optimizer); });
-    found_inf = scaler_.found_inf(optimizer);
-    at::maximum_out(found_inf, found_inf, votes_->blocked());
+  std::vector<at::Tensor> found_inf;
+  for (Optimizer* optimizer : optimizers_) {
+    at::Tensor& found = found_inf.emplace_back();
+    if (scaler_.enabled()) found = scaler_.found_inf(*optimizer);
+    if (votes_ && scaler_.enabled()) at::maximum_out(found, found, votes_->blocked());
+    if (votes_ && !scaler_.enabled()) {
+      found = votes_->blocked();
+      with_memory([&] { optimizer->step_unless(found); });
+    } else {
+      with_memory([&] { scaler_.step(*optimizer); });
+    }
   }
-  if (votes_ && !scaler_.enabled()) {
-    found_inf = votes_->blocked();
-    with_memory([&] { optimizer.step_unless(found_inf); });
-    return found_inf;
-  }
-  with_memory([&] { scaler_.step(optimizer); });
-  if (scaler_.enabled()) with_memory([&] { found_inf = scaler_.found_inf(optimizer); });
   return found_inf;
 }
 
 void TrainStep::release_gradients() {
   for (Optimizer* optimizer : optimizers_) optimizer->zero_grad(options_.zero_grad_set_to_none);
-  if (shards_) shards_->release_gradients();
+  for (int64_t copy = 0; shards_ && copy < devices_.weight_copies(); ++copy) devices_.shards(copy)->release_gradients();
 }
 
 /// Drops the gradients of a step in which nothing counts. Weights, optimizer state, scale and schedule stay.
@@ -121,21 +115,24 @@ void TrainStep::skip_update() {
   release_gradients();
 }
 
-/// Clips and updates unless the norm of the gradients is not finite. A non-finite gradient makes the norm non-finite
-/// too, so no separate pass is needed. Returns found_inf; undefined if the host knows that the norm is finite.
-at::Tensor TrainStep::update_unless_nonfinite(Optimizer& optimizer) {
-  at::Tensor norm, found_inf;
-  with_memory([&] { norm = clip_grad_norm_(optimizer, options_.grad_clip); });
-  if (!norm.is_cpu() || !std::isfinite(norm.item<double>())) {  // reading a CPU tensor does not wait
-    with_memory([&] { found_inf = at::isfinite(norm).logical_not_().to(at::kFloat); });
+/// Clips and updates all copies unless the norm of the gradients is not finite. A non-finite gradient makes the norm
+/// non-finite too, so no separate pass is needed. Returns found_inf of each copy; undefined if the host knows that the
+/// norm is finite.
+std::vector<at::Tensor> TrainStep::update_unless_nonfinite() {
+  std::vector<at::Tensor> norms, blocked(optimizers_.size());
+  with_memory([&] { norms = detail::clip_grad_norms_(optimizers_, options_.grad_clip); });
+  at::Tensor found_inf;  // of the first copy
+  for (size_t i = 0; i < optimizers_.size(); ++i) {
+    const at::Tensor& norm = norms[i];
+    if (!norm.is_cpu() || !std::isfinite(norm.item<double>())) {  // reading a CPU tensor does not wait
+      with_memory([&] { blocked[i] = at::isfinite(norm).logical_not_().to(at::kFloat); });
+    }
+    if (i == 0) found_inf = blocked[i];
+    if (votes_) with_memory([&] { blocked[i] = at::maximum(found_inf, votes_->blocked()); });
+    with_memory([&] { blocked[i].defined() ? optimizers_[i]->step_unless(blocked[i]) : optimizers_[i]->step(); });
   }
-  at::Tensor blocked = found_inf;
-  if (votes_) with_memory([&] { blocked = at::maximum(found_inf, votes_->blocked()); });
-  with_memory([&] { blocked.defined() ? optimizer.step_unless(blocked) : optimizer.step(); });
-  if (&optimizer == &optimizer_) {
-    if (options_.grad_clip > 0) metrics_.grad_norm = norm;
-    count_skips(found_inf);
-  }
+  if (options_.grad_clip > 0) metrics_.grad_norm = norms.front();
+  count_skips(found_inf);
   return blocked;
 }
 

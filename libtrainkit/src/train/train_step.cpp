@@ -85,7 +85,10 @@ int TrainStep::agreed_stop() const { return verdict_->stop; }
 bool TrainStep::agreed_save() const { return verdict_->save; }
 
 /// Creates one optimizer per further copy of the weights, with the same groups and the parameters of the same names.
+/// They start with the state of the first one, which an earlier TrainStep may have used.
 void TrainStep::create_mirrors() {
+  optimizers_.push_back(&optimizer_);
+  if (shards_) return create_shard_mirrors();
   std::map<const void*, std::string> names;
   for (const auto& parameter : devices_.module()->named_parameters()) {
     names.emplace(parameter.value().unsafeGetTensorImpl(), parameter.key());
@@ -102,14 +105,32 @@ void TrainStep::create_mirrors() {
       }
       mirrors_.back()->add_param_group(std::move(group));
     }
+    optimizers_.push_back(mirrors_.back().get());
   }
-  optimizers_.push_back(&optimizer_);
-  for (const auto& mirror : mirrors_) optimizers_.push_back(mirror.get());
+  if (optimizer_.max_step_count() > 0) copy_optimizer_state();
 }
 
-void TrainStep::synchronize() {
-  devices_.synchronize();
-  for (size_t i = 1; i < averages_.size(); ++i) averages_[i].assign(averages_.front());
+/// The same for copies whose optimizers update the parts that the first one does not. They keep their state for the
+/// next TrainStep.
+void TrainStep::create_shard_mirrors() {
+  auto& mirrors = optimizer_.shard_mirrors();
+  for (int64_t copy = 1; copy < devices_.weight_copies(); ++copy) {
+    if (std::ssize(mirrors) < copy) {
+      std::vector<ParamGroup> groups = optimizer_.param_groups();
+      for (ParamGroup& group : groups) {
+        for (NamedParameter& parameter : group.params) {
+          parameter.tensor = devices_.shards(copy)->part(shards_->index_of_part(parameter.tensor));
+        }
+      }
+      std::unique_ptr<Optimizer> mirror = optimizer_.create_like();
+      detail::add_shards(*mirror, std::move(groups), devices_, copy);
+      mirrors.push_back(std::move(mirror));
+    }
+    optimizers_.push_back(mirrors[static_cast<size_t>(copy - 1)].get());
+  }
+}
+
+void TrainStep::copy_optimizer_state() {
   const StateDict state = mirrors_.empty() ? StateDict{} : optimizer_.state_dict();
   for (const auto& mirror : mirrors_) {
     const absl::Status loaded = mirror->load_state_dict(state);
@@ -117,10 +138,17 @@ void TrainStep::synchronize() {
   }
 }
 
-NamedTensors TrainStep::averages() const {
+void TrainStep::synchronize() {
+  devices_.synchronize();
+  if (shards_) return;
+  for (size_t i = 1; i < averages_.size(); ++i) averages_[i].assign(averages_.front());
+  copy_optimizer_state();
+}
+
+NamedTensors TrainStep::averages(int64_t copy) const {
   NamedTensors named;
   if (averages_.empty()) return named;
-  const detail::WeightAverage& average = averages_.front();
+  const detail::WeightAverage& average = averages_.at(static_cast<size_t>(copy));
   if (shards_) {
     size_t i = 0;
     for (const ParamGroup& group : optimizer_.param_groups()) {
@@ -129,7 +157,7 @@ NamedTensors TrainStep::averages() const {
     return named;
   }
   std::map<const void*, std::string> names;  // a tied parameter keeps its first name
-  for (const auto& parameter : devices_.module()->named_parameters()) {
+  for (const auto& parameter : devices_.module(copy)->named_parameters()) {
     names.emplace(parameter.value().unsafeGetTensorImpl(), parameter.key());
   }
   for (size_t i = 0; i < average.averages().size(); ++i) {
@@ -149,7 +177,7 @@ void TrainStep::swap_averages() {
       at::Tensor(average.averages()[i]).copy_(before);
     }
   }
-  if (shards_ && !averages_.empty()) shards_->gather_weights();
+  if (shards_ && !averages_.empty()) devices_.gather_weights();
 }
 
 void TrainStep::set_split(int64_t split) {

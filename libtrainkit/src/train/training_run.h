@@ -162,7 +162,15 @@ class TrainingRun {
 
   RunShape shape() const;
 
-  RunParts parts() { return {devices_, optimizer_, scheduler_.get(), step_.scaler(), loader_, step_.averages()}; }
+  RunParts parts() {
+    return {devices_,
+            optimizer_,
+            scheduler_.get(),
+            step_.scaler(),
+            loader_,
+            step_.averages(),
+            detail::sharded_copies(devices_, step_)};
+  }
 
   DeviceReplicator& devices_;
   Optimizer& optimizer_;

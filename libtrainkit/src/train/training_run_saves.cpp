@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/recorded.h"
+#include "train/sharded_copies.h"
 #include "train/sharded_state.h"
 #include "training_run.h"
 #include "trainkit/core/error.h"
@@ -30,12 +31,14 @@ absl::Status TrainingRun::save() {
   TRAINKIT_RETURN_IF_ERROR(finish_save());  // one at a time
   TRAINKIT_RETURN_IF_ERROR(records_.emit(/*wait=*/true));
   const Clock::time_point start = begin_pause();
-  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointContents contents,
-                            collect_run(parts(), progress_, shape(), options_.config));
+  TRAINKIT_ASSIGN_OR_RETURN(CheckpointContents contents, collect_run(parts(), progress_, shape(), options_.config));
   // Flush the records first, so that a run resumed from this checkpoint does not repeat them.
   const absl::Status logged = fit_.logger ? fit_.logger->flush() : absl::OkStatus();
   BackgroundSaves::Gather gather;
-  if (const detail::ParameterShards* shards = devices_.shards()) {
+  if (auto copies = detail::sharded_copies(devices_, step_); copies.size() > 1) {  // of one process
+    detail::add_state_of_copies(copies, contents);
+    gather = [copies](CheckpointContents& own) { return detail::join_state_of_copies(copies, own); };
+  } else if (const detail::ParameterShards* shards = devices_.shards()) {
     gather = [this, shards, averages = step_.averages()](CheckpointContents& own) {
       return detail::gather_checkpoint(own, averages, optimizer_, *shards);
     };

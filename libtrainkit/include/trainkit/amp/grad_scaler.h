@@ -41,9 +41,10 @@ class ScaledOptimizer {
   /// them and not unscaled them yet. If this becomes known only later, the scaler's unscale_() and step() throw.
   void gradients_taken_as_unscaled(const char* by);
 
-  /// Sums `values` in place over the ranks among which the parameters are divided (Sharding). Functions that compute a
-  /// number from all gradients call it. Does nothing for an optimizer that has all parameters.
-  virtual void sum_over_shards(const at::Tensor& values) const { static_cast<void>(values); }
+  /// Sums `values` in place over the ranks or replicas among which the parameters are divided (Sharding). Functions
+  /// that compute a number from all gradients call it, with one value for each optimizer of this process that updates a
+  /// part. Does nothing for an optimizer that has all parameters.
+  virtual void sum_over_shards(const std::vector<at::Tensor>& values) const { static_cast<void>(values); }
   virtual bool is_sharded() const { return false; }
 
  protected:
@@ -111,6 +112,9 @@ class GradScaler {
   /// Divides the optimizer's gradients by the scale and records whether one is not finite. Throws c10::ValueError for
   /// float16 gradients, as PyTorch does: keep the parameters in float32.
   void unscale_(ScaledOptimizer& optimizer);
+  /// The same for the optimizers of all copies of a model. With sharding each one updates a part, and a gradient that
+  /// is not finite counts for all.
+  void unscale_(const std::vector<ScaledOptimizer*>& optimizers);
 
   /// Calls unscale_ if it was not called yet, then applies the optimizer's step unless a gradient was not finite.
   void step(ScaledOptimizer& optimizer);
@@ -138,6 +142,9 @@ class GradScaler {
   int64_t version() const { return version_; }
 
  private:
+  struct Unscaling;
+  Unscaling prepare_unscaling(ScaledOptimizer& optimizer);
+  void unscale(const Unscaling& unscaling) const;
   detail::ScalingState& state_of(ScaledOptimizer& optimizer, const char* caller);
   void create_tensors(at::Device device);
   void set_scale(double scale);

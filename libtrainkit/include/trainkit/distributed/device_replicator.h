@@ -56,8 +56,8 @@ enum class Strategy {
 /// Selects the dtype in which gradients are sent between processes. Sums are computed in that dtype.
 enum class GradientCompression { kNone, kFp16, kBf16 };
 
-/// Selects what each rank of kDistributed keeps of the training state (ZeRO stages 1 and 2). Weights are whole on every
-/// rank. Bytes per parameter in float32 with AdamW, on `n` ranks:
+/// Selects what each rank of kDistributed, or each GPU of kDataParallel, keeps of the training state (ZeRO stages 1 and
+/// 2). Weights are whole on each of them. Bytes per parameter in float32 with AdamW, on `n` ranks or GPUs:
 ///   kNone       4 weight + 4 gradient + 8 state
 ///   kOptimizer  4 weight + 4 gradient + 8 / n
 ///   kGradients  4 weight + (4 + 8) / n, and up to two buckets of gradients
@@ -87,7 +87,8 @@ struct DeviceReplicatorOptions {
   /// Ranks of kDistributed.
   std::shared_ptr<ProcessGroup> process_group = nullptr;
   GradientCompression gradient_compression = GradientCompression::kNone;
-  /// What the ranks divide among them. Not with find_unused_parameters. TrainStep gives the optimizer its part.
+  /// What the ranks, or the GPUs of kDataParallel, divide among them. Not with find_unused_parameters, nor with
+  /// kDataParallel on the CPU. One device keeps everything. TrainStep gives each optimizer its part.
   Sharding sharding = Sharding::kNone;
   /// Size of the buckets in which gradients are reduced during backward (kDistributed, and kDataParallel on GPUs). The
   /// first bucket is small, so that communication starts early. Defaults of
@@ -142,12 +143,20 @@ class DeviceReplicator {
 
   virtual Sharding sharding() const { return Sharding::kNone; }
   /// With sharding: divides the trained parameters among the ranks at the first call, before the first run(). Every
-  /// rank calls it. `is_whole` selects parameters that no rank may get only a part of; empty: none. TrainStep calls it.
+  /// rank calls it. `is_whole` selects parameters of the first replica that no rank may get only a part of; empty:
+  /// none. TrainStep calls it.
   virtual void divide_parameters(const std::function<bool(const at::Tensor&)>& is_whole) {
     static_cast<void>(is_whole);
   }
-  /// Returns what divide_parameters() made, or nullptr.
-  virtual detail::ParameterShards* shards() const { return nullptr; }
+  /// Returns what divide_parameters() made for a copy of the weights in this process, or nullptr.
+  virtual detail::ParameterShards* shards(int64_t copy = 0) const {
+    static_cast<void>(copy);
+    return nullptr;
+  }
+  /// With sharding, called by TrainStep on every rank: sends the updated weights to all copies; sums values[i], of the
+  /// shards of copy i, over all shards in place.
+  virtual void gather_weights() {}
+  virtual void sum_over_shards(const std::vector<at::Tensor>& values) { static_cast<void>(values); }
 
   /// Begins a step by seeding the replicas' generators, as the first run() of a step does otherwise. Call it to save
   /// the state of all generators at the start of a step.

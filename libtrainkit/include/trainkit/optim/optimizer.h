@@ -78,14 +78,19 @@ class Optimizer : public ScaledOptimizer {
   const std::vector<ParamGroup>& param_groups() const { return groups_; }
   /// Removes all parameters, with their state, and returns them. Throws after the first step.
   std::vector<ParamGroup> take_param_groups();
-  /// Adds groups of parts of parameters, possibly of 0 elements, for a rank that updates these parts (Sharding). `sum`
-  /// is sum_over_shards(). The parts lie in buckets: `bucket_of` returns the number of a part's bucket, and a step
-  /// calls `on_updated` for each bucket as soon as it has updated its parts. TrainStep and Trainer call it.
-  void add_shards(std::vector<ParamGroup> groups, std::function<void(const at::Tensor&)> sum,
+  /// Adds groups of parts of parameters, possibly of 0 elements, for a rank or a replica that updates these parts
+  /// (Sharding). `sum` is sum_over_shards(). The parts lie in buckets: `bucket_of` returns the number of a part's
+  /// bucket, and a step calls `on_updated` for each bucket as soon as it has updated its parts. TrainStep and Trainer
+  /// call it.
+  using SumOverShards = std::function<void(const std::vector<at::Tensor>& values)>;
+  void add_shards(std::vector<ParamGroup> groups, SumOverShards sum,
                   std::function<size_t(const at::Tensor&)> bucket_of = nullptr,
                   std::function<void(size_t bucket)> on_updated = nullptr);
-  void sum_over_shards(const at::Tensor& values) const final;
+  void sum_over_shards(const std::vector<at::Tensor>& values) const final;
   bool is_sharded() const final { return sum_over_shards_ != nullptr; }
+  /// Optimizers of the other replicas' parts in this process, in their order, which keep their state as long as this
+  /// one. TrainStep creates them.
+  std::vector<std::unique_ptr<Optimizer>>& shard_mirrors() { return shard_mirrors_; }
 
   /// Learning rate before the groups' multiples, as last set on the host.
   double lr() const { return lr_; }
@@ -201,9 +206,10 @@ class Optimizer : public ScaledOptimizer {
   static DeviceLrs make_device_lrs(const std::vector<ParamGroup>& groups, double lr);
   absl::Status check_state(const StateDict& state) const;
 
-  std::function<void(const at::Tensor&)> sum_over_shards_;
+  SumOverShards sum_over_shards_;
   std::function<size_t(const at::Tensor&)> shard_of_;  // number of the shards' bucket; null: one
   std::function<void(size_t)> on_updated_;
+  std::vector<std::unique_ptr<Optimizer>> shard_mirrors_;
   double lr_;
   double weight_decay_;
   bool capturable_;

@@ -159,10 +159,10 @@ struct StepMetrics {
 class TrainStep {
  public:
   /// Keeps references to the arguments. An optimizer without parameters gets default_param_groups of the model. With
-  /// DeviceReplicatorOptions::sharding it gets this rank's parts of them: 1-D tensors that share the weights' memory,
-  /// with state of their size. Each
-  /// further copy of the weights gets a mirror optimizer with the same settings. Throws c10::ValueError for options out
-  /// of range and for kFp16 on the CPU, which has no fast float16 kernels.
+  /// DeviceReplicatorOptions::sharding it gets the parts of them that this rank, or the first replica, updates: 1-D
+  /// tensors that share the weights' memory, with state of their size. Each further copy of the weights gets a mirror
+  /// optimizer with the same settings, which starts with the state of `optimizer`, or with its own parts. Throws
+  /// c10::ValueError for options out of range and for kFp16 on the CPU, which has no fast float16 kernels.
   TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const TrainStepOptions& options = {},
             LRScheduler* scheduler = nullptr);
   ~TrainStep();
@@ -208,12 +208,14 @@ class TrainStep {
   void confirm();
 
   /// Copies weights, averages and optimizer state of replica 0 to all other copies. Call it on every rank after loading
-  /// them.
+  /// them. With sharding only the weights: each copy has its own part of the rest.
   void synchronize();
 
   /// Averages of replica 0's weights (TrainStepOptions::ema_decay) by the names of the model's parameters: the live
-  /// tensors, not copies. Empty without ema_decay. With sharding: this rank's parts, as those in the optimizer.
-  NamedTensors averages() const;
+  /// tensors, not copies. Empty without ema_decay. With sharding: the parts of a copy, as those in its optimizer.
+  NamedTensors averages(int64_t copy = 0) const;
+  /// The caller's optimizer, then the mirrors of the other copies of the weights.
+  const std::vector<Optimizer*>& optimizers() const { return optimizers_; }
   /// Exchanges the weights of all replicas with their averages, in place: for an evaluation, or to save the averages as
   /// the model's weights. Call it again before the next step. Does nothing without ema_decay; does not synchronise.
   /// With sharding every rank calls it.
@@ -257,6 +259,8 @@ class TrainStep {
   struct KeptBatch;
   struct DeferredFailure;
   void create_mirrors();
+  void create_shard_mirrors();
+  void copy_optimizer_state();
   void begin_step();
   KeptBatch& keep(const Batch& batch);
   void accept(const Batch& batch, const LossFunction* borrowed, LossFunction own);
@@ -274,8 +278,8 @@ class TrainStep {
   void update();
   void skip_update();
   void release_gradients();
-  at::Tensor update_optimizer(Optimizer& optimizer);
-  at::Tensor update_unless_nonfinite(Optimizer& optimizer);
+  std::vector<at::Tensor> update_optimizers();
+  std::vector<at::Tensor> update_unless_nonfinite();
   void count_skips(const at::Tensor& found_inf);
   std::string find_nonfinite();
   void with_memory(c10::function_ref<void()> stage);
@@ -329,9 +333,9 @@ class TrainStep {
   TrainStepOptions options_;
   GradScaler scaler_;
   std::mutex scaler_mutex_;                    // replicas scale their losses concurrently
-  detail::ParameterShards* shards_ = nullptr;  // of the replicator; null without sharding
+  detail::ParameterShards* shards_ = nullptr;  // of the first copy of the weights; null without sharding
   std::vector<std::unique_ptr<Optimizer>> mirrors_;
-  std::vector<Optimizer*> optimizers_;           // the caller's, then the mirrors
+  std::vector<Optimizer*> optimizers_;           // the caller's, then the mirrors; with sharding it owns these
   std::vector<detail::WeightAverage> averages_;  // one for each of them; empty without ema_decay
   std::vector<ReplicaResult> results_;           // of the current micro-batch; a member to reuse its memory
   std::unique_ptr<StepConsensus> agreement_;

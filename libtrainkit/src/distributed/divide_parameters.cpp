@@ -1,6 +1,7 @@
-// Places of parameters in buckets, see Note [Shards of parameters].
+// Places the parameters of a divided training state in buckets; see Note [Shards of parameters].
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "distributed/parameter_shards.h"
 
