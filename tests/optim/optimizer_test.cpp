@@ -426,7 +426,8 @@ TEST_CASE("A step on shards reports each bucket as soon as it has updated its pa
   optimizer.add_shards(
       {{.params = {{"a", parts[0]}, {"b", parts[1]}}},
        {.params = {{"c", parts[2]}, {"d", parts[3]}}, .weight_decay = 0}},
-      [](const at::Tensor&) {}, [&](const at::Tensor& part) { return buckets[static_cast<size_t>(index_of(part))]; },
+      [](const std::vector<at::Tensor>&) {},
+      [&](const at::Tensor& part) { return buckets[static_cast<size_t>(index_of(part))]; },
       [&](size_t bucket) {
         for (size_t i = 0; i < parts.size(); ++i) CHECK((updated(i) || buckets[i] > bucket));
         CHECK((bucket == 1 || !updated(0)));

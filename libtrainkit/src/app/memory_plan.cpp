@@ -108,8 +108,6 @@ void fill_in(StepRecipe& recipe, const RunOptions& run, const MachineInfo& machi
   recipe.libraries = detail::gpu_libraries(placement.device());
   const bool has_ranks = placement.plan.strategy == "ddp";
   recipe.captures_graph = for_gpu && run.cuda_graph != "off";
-  recipe.replicas_meet_in_batch_norm =
-      devices > 1 && replicator_options(run, placement).sync_batch_norm.value_or(false);
   const bool counts_on_device = recipe.captures_graph || recipe.step.precision == Precision::kFp16;
   if (for_gpu && counts_on_device) recipe.schedule_bytes = schedule_bytes(run, recipe, placement);
   recipe.live_batches = for_gpu ? 2 : std::max<int64_t>(2, slots);  // the loader's ring is in host memory

@@ -158,17 +158,15 @@ DataParallel::DataParallel(std::vector<std::shared_ptr<torch::nn::Module>> modul
     }
   }
   synchronize();
+  if (devices_.size() > 1 && !devices_[0].is_cpu()) collectives_ = std::make_unique<ReplicaCollectives>(devices_);
   for (size_t i = 0; i < modules_.size(); ++i) {
-    has_collectives_ |= bind_replica(*modules_[i], group_, static_cast<int64_t>(i));
+    bind_replica(*modules_[i], group(), static_cast<int64_t>(i));
     parameters_.push_back(trained_parameters(*modules_[i]));
     buffers_.push_back(replica_buffers(*modules_[i]));
     TORCH_CHECK_VALUE(parameters_[i].size() == parameters_[0].size(),
                       "the factory made models with different parameters");
   }
-  if (devices_.size() == 1 || devices_[0].is_cpu() || parameters_[0].empty()) return;
-  if (options.sharding != Sharding::kNone) {
-    collectives_ = std::make_unique<ReplicaCollectives>(devices_);
-  } else {
+  if (collectives_ && options.sharding == Sharding::kNone && !parameters_[0].empty()) {
     reducer_ = std::make_unique<BucketReducer>(parameters_, options.first_bucket_bytes, options.bucket_bytes);
   }
 }
@@ -194,16 +192,15 @@ void DataParallel::synchronize() {
   }
 }
 
+ReplicaGroup& DataParallel::group() { return collectives_ ? static_cast<ReplicaGroup&>(*collectives_) : group_; }
+
 StepSeed::Replicas DataParallel::numbered_devices() const {
   StepSeed::Replicas replicas;
   for (size_t i = 0; i < devices_.size(); ++i) replicas.emplace_back(i, devices_[i]);
   return replicas;
 }
 
-std::string DataParallel::graph_obstacle() const {
-  if (!reducer_ && !collectives_) return "the replicas share one device";
-  return has_collectives_ ? "SyncBatchNorm layers of several replicas wait for each other" : "";
-}
+std::string DataParallel::graph_obstacle() const { return collectives_ ? "" : "the replicas share one device"; }
 
 void DataParallel::use_current_streams() {
   for (const auto& replica : parameters_) {

@@ -76,7 +76,7 @@ class DataParallel final : public DeviceReplicator, public GraphReplicas {
   int64_t weight_copies() const override { return share_weights_ ? 1 : replicas(); }
   at::Device device(int64_t replica = 0) const override { return devices_.at(static_cast<size_t>(replica)); }
   const std::shared_ptr<torch::nn::Module>& module(int64_t replica = 0) const override;
-  ReplicaGroup& group() override { return group_; }
+  ReplicaGroup& group() override;
   Sharding sharding() const override { return collectives_ ? options_.sharding : Sharding::kNone; }
   void divide_parameters(const std::function<bool(const at::Tensor&)>& is_whole) override;
   ParameterShards* shards(int64_t copy = 0) const override;
@@ -105,9 +105,8 @@ class DataParallel final : public DeviceReplicator, public GraphReplicas {
   DeviceReplicatorOptions options_;
   std::vector<std::vector<at::Tensor>> parameters_;       // per replica, in one order; trainable parameters only
   std::vector<std::vector<at::Tensor>> buffers_;          // per replica; buffers that each replica updates itself
-  bool has_collectives_ = false;                          // the model contains collectives (SyncBatchNorm)
   std::unique_ptr<BucketReducer> reducer_;                // null on the CPU, with one GPU and with sharding
-  std::unique_ptr<ReplicaCollectives> collectives_;       // with sharding on several GPUs, else null
+  std::unique_ptr<ReplicaCollectives> collectives_;       // on several GPUs, else null
   std::vector<std::unique_ptr<ParameterShards>> shards_;  // then, after divide_parameters(): one per replica
   LocalGroup group_;
   ReplicaThreads threads_;

@@ -7,7 +7,7 @@
 namespace trainkit::detail {
 
 void DataParallel::divide_parameters(const std::function<bool(const at::Tensor&)>& is_whole) {
-  if (!collectives_ || !shards_.empty()) return;
+  if (sharding() == Sharding::kNone || !shards_.empty()) return;
   DeviceReplicatorOptions options = options_;
   options.gradient_compression = GradientCompression::kNone;  // it is for processes
   std::vector<std::unique_ptr<ParameterShards>> shards;
@@ -19,7 +19,7 @@ void DataParallel::divide_parameters(const std::function<bool(const at::Tensor&)
     shards.push_back(std::make_unique<ParameterShards>(
         parameters_[replica],
         [&](const at::Tensor& parameter) { return whole.contains(parameter.unsafeGetTensorImpl()); }, options,
-        collectives_->of(static_cast<int64_t>(replica), group_)));
+        collectives_->of(static_cast<int64_t>(replica))));
   }
   shards_ = std::move(shards);
 }
@@ -41,7 +41,7 @@ void DataParallel::abandon_step() {
 }
 
 void DataParallel::begin_reduction(bool reduces) {
-  TORCH_CHECK(!collectives_ || !shards_.empty(), "call divide_parameters() before run()");
+  TORCH_CHECK(sharding() == Sharding::kNone || !shards_.empty(), "call divide_parameters() before run()");
   if (reduces && reducer_) reducer_->begin();
   if (collectives_) collectives_->begin();
   for (const auto& shards : shards_) shards->begin(reduces || shards->reduces_every_run());

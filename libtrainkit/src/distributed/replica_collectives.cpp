@@ -23,7 +23,13 @@ ReplicaCollectives::ReplicaCollectives(const std::vector<at::Device>& devices)
   streams_.check_available();
 }
 
-ShardCollectives ReplicaCollectives::of(int64_t replica, ReplicaGroup& group) {
+void ReplicaCollectives::all_reduce(int64_t replica, at::Tensor& tensor) {
+  const auto own = static_cast<size_t>(replica);
+  const ShardCollectives::Work work = start(own, tensor, &ReplicaStreams::all_reduce);
+  wait(own, static_cast<const RoundWork&>(*work).number);
+}
+
+ShardCollectives ReplicaCollectives::of(int64_t replica) {
   const auto own = static_cast<size_t>(replica);
   return {
       .rank = replica,
@@ -34,9 +40,9 @@ ShardCollectives ReplicaCollectives::of(int64_t replica, ReplicaGroup& group) {
       .wait = [this, own](const ShardCollectives::Work& work,
                           const std::string&) { wait(own, static_cast<const RoundWork&>(*work).number); },
       .all_reduce =
-          [&group, replica](const at::Tensor& values) {
+          [this, replica](const at::Tensor& values) {
             at::Tensor sum = values;
-            group.all_reduce(replica, sum);
+            all_reduce(replica, sum);
           },
       .empty_cache = [] { at::getDeviceAllocator(at::kCUDA)->emptyCache(); }};
 }

@@ -1,5 +1,5 @@
 #pragma once
-// Collectives of replicas that divide the training state, on several GPUs of one process.
+// Collectives of replicas on several GPUs of one process, called from their threads.
 
 #include <ATen/core/Tensor.h>
 
@@ -18,10 +18,10 @@ namespace trainkit::detail {
 // Note [Collectives of replica threads]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // Each replica has its own ParameterShards, which starts a reduce-scatter from autograd's thread of its device, bucket
-// after bucket, in the same order as the other replicas, and the all-gathers during the update. The n-th call of every
-// replica is one round. A replica stores its buffer and records an event on its stream. The last one to arrive makes
-// the NCCL streams wait for the events of all, and launches the collective of all devices as one NCCL group. No thread
-// waits for another one to launch.
+// after bucket, in the same order as the other replicas, and the all-gathers during the update. SyncBatchNorm layers
+// all-reduce in forward and backward. The n-th call of every replica is one round. A replica stores its buffer and
+// records an event on its stream. The last one to arrive makes the NCCL streams wait for the events of all, and
+// launches the collective of all devices as one NCCL group. No thread waits for another one to launch.
 //
 // wait() makes the replica's stream wait for the round's end on its device. That event exists after the launch, so the
 // host waits for the slowest replica first. This cannot deadlock: the slowest replica waits only for rounds that all
@@ -31,14 +31,17 @@ namespace trainkit::detail {
 // launched are still running then: abandon() makes the devices wait for them, so that their memory can be reused.
 
 /// Owned by DataParallel and called by its thread, except for the functions of a replica.
-class ReplicaCollectives {
+class ReplicaCollectives final : public ReplicaGroup {
  public:
   explicit ReplicaCollectives(const std::vector<at::Device>& devices);
   ReplicaCollectives(const ReplicaCollectives&) = delete;
   ReplicaCollectives& operator=(const ReplicaCollectives&) = delete;
 
-  /// The collectives of a replica for its ParameterShards. `group` sums the values that shards agree on.
-  ShardCollectives of(int64_t replica, ReplicaGroup& group);
+  int64_t size() const override { return static_cast<int64_t>(replicas_); }
+  /// Blocks until every replica has called it, but not until the devices are done.
+  void all_reduce(int64_t replica, at::Tensor& tensor) override;
+  /// The collectives of a replica for its ParameterShards.
+  ShardCollectives of(int64_t replica);
 
   /// Precedes a run of all replicas.
   void begin();

@@ -65,8 +65,9 @@ void ReplicaStreams::launch(const std::function<void()>& collectives) const {
   if (failed) std::rethrow_exception(failed);
 }
 
-void ReplicaStreams::all_reduce(std::vector<at::Tensor> tensors) const {
-  torch::cuda::nccl::all_reduce(tensors, tensors, kSum, cuda_streams(streams_));
+void ReplicaStreams::all_reduce(const std::vector<at::Tensor>& tensors) const {
+  std::vector<at::Tensor> sums = tensors;
+  torch::cuda::nccl::all_reduce(tensors, sums, kSum, cuda_streams(streams_));
 }
 
 void ReplicaStreams::reduce_scatter(const std::vector<at::Tensor>& tensors) const {
@@ -83,7 +84,7 @@ void ReplicaStreams::all_gather(const std::vector<at::Tensor>& tensors) const {
 
 ReplicaStreams::ReplicaStreams(const std::vector<at::Device>&) {}
 void ReplicaStreams::launch(const std::function<void()>&) const {}
-void ReplicaStreams::all_reduce(std::vector<at::Tensor>) const {}
+void ReplicaStreams::all_reduce(const std::vector<at::Tensor>&) const {}
 void ReplicaStreams::reduce_scatter(const std::vector<at::Tensor>&) const {}
 void ReplicaStreams::all_gather(const std::vector<at::Tensor>&) const {}
 

@@ -39,7 +39,7 @@ class ReplicaStreams {
   // Each list has one tensor per replica, contiguous and on its device. Collectives between begin and end of launch()
   // are one NCCL launch.
   void launch(const std::function<void()>& collectives) const;
-  void all_reduce(std::vector<at::Tensor> tensors) const;
+  void all_reduce(const std::vector<at::Tensor>& tensors) const;
   /// Replaces a replica's part of its tensor (1-D, one part of equal size per replica) by the sum over all replicas.
   /// The other parts are undefined afterwards.
   void reduce_scatter(const std::vector<at::Tensor>& tensors) const;

@@ -23,7 +23,6 @@
 #include "trainkit/core/status.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/distributed/device_replicator.h"
-#include "trainkit/distributed/sync_batch_norm.h"
 #include "trainkit/train/checkpoint.h"
 
 namespace trainkit {
@@ -169,12 +168,6 @@ class GradientOrder {
   std::vector<detail::GradientHook> hooks_;
 };
 
-bool has_sync_batch_norm(const torch::nn::Module& model) {
-  const auto modules = model.modules();
-  return std::any_of(modules.begin(), modules.end(),
-                     [](const auto& one) { return one->template as<SyncBatchNormImpl>() != nullptr; });
-}
-
 /// The devices of a recorded step: one, or one rank of those that divide the training state.
 absl::StatusOr<std::unique_ptr<DeviceReplicator>> recorded_devices(const StepRecipe& recipe, MemoryRecorder& recorder) {
   DeviceReplicatorOptions options{.strategy = Strategy::kSingle, .device = at::kCPU};
@@ -234,8 +227,7 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
   TRAINKIT_ASSIGN_OR_RETURN(const auto devices, recorded_devices(recipe, recorder));
   const std::shared_ptr<torch::nn::Module>& model = devices->module();
   model->train();
-  const bool captures = recipe.captures_graph && !(recipe.replicas_meet_in_batch_norm && has_sync_batch_norm(*model));
-  const int steps_run = recipe.keeps_gradients && captures ? 3 : 2;  // the last one is the steady state
+  const int steps_run = recipe.keeps_gradients && recipe.captures_graph ? 3 : 2;  // the last one is the steady state
   std::optional<GradientOrder> order;
   if (recipe.keeps_gradients && recipe.sharding == Sharding::kNone) {
     order.emplace(*model);
@@ -254,7 +246,7 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
   if (recipe.schedule_bytes > 0) recorder.add(recipe.schedule_bytes, MemoryClass::kOptimizer);
   recorder.enter(MemoryClass::kActivations);
   detail::LibraryWatch libraries(recorder, recipe.libraries, recipe.for_gpu);
-  const Stream steps = captures ? kGraphStream : kDefaultStream;
+  const Stream steps = recipe.captures_graph ? kGraphStream : kDefaultStream;
   recorder.set_stream(steps);
   const std::vector<at::Tensor> caches = fill_caches(recipe, *model);
   for (const at::Tensor& kept : caches) recorder.assign(kept, MemoryClass::kCache);
@@ -270,7 +262,7 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
   recorder.set_stream(steps);
   const LossFunction loss = watched_loss(recipe, recorder, libraries);
   for (int i = 0; i < steps_run; ++i) {
-    if (captures && i + 1 == steps_run) {
+    if (recipe.captures_graph && i + 1 == steps_run) {
       recorder.add(kMetricBytes, MemoryClass::kActivations);  // metrics of the last eager step, read later
       inputs = add_batches(kDefaultStream, micro_batches);
       recorder.empty_cache();

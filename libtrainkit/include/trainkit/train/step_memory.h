@@ -62,8 +62,6 @@ struct StepRecipe {
   /// With for_gpu: its libraries, and whether steps become a CUDA graph, which has its own memory pool.
   GpuLibraries libraries = {};
   bool captures_graph = false;
-  /// True if SyncBatchNorm layers that synchronise keep steps from becoming graphs, as replicas meet there.
-  bool replicas_meet_in_batch_norm = false;
   /// Bytes of the table of learning rates, where the optimizer counts steps on the device: in a CUDA graph and in fp16.
   int64_t schedule_bytes = 0;
   /// True if gradients stay allocated between steps, in the buckets that several ranks all-reduce.
