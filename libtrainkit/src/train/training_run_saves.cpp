@@ -30,19 +30,35 @@ absl::Status TrainingRun::save() {
   TRAINKIT_RETURN_IF_ERROR(finish_save());  // one at a time
   TRAINKIT_RETURN_IF_ERROR(records_.emit(/*wait=*/true));
   const Clock::time_point start = begin_pause();
-  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointContents contents,
-                            collect_run(parts(), progress_, shape(), options_.config));
+  TRAINKIT_ASSIGN_OR_RETURN(CheckpointContents contents, collect_run(parts(), progress_, shape(), options_.config));
   // Flush the records first, so that a run resumed from this checkpoint does not repeat them.
   const absl::Status logged = fit_.logger ? fit_.logger->flush() : absl::OkStatus();
-  BackgroundSaves::Gather gather;
-  if (const detail::ParameterShards* shards = devices_.shards()) {
-    gather = [this, shards, averages = step_.averages()](CheckpointContents& own) {
-      return detail::gather_checkpoint(own, averages, optimizer_, *shards);
-    };
+  const detail::ParameterShards* shards = devices_.shards();
+  if (shards && group_) {
+    begin_save_together(std::move(contents), logged, *shards);
+  } else {
+    saves_.begin(progress_.step, contents, logged);
   }
-  saves_.begin(progress_.step, contents, logged, gather);
   save_seconds_ += end_pause(start);
   return absl::OkStatus();
+}
+
+void TrainingRun::begin_save_together(CheckpointContents contents, const absl::Status& logged,
+                                      const detail::ParameterShards& shards) {
+  const detail::DividedCheckpoint divided =
+      detail::keep_own_parts(contents, step_.averages(), *devices_.module(), optimizer_, shards);
+  const auto write = [&shards, divided](CheckpointStore* store, int64_t step, CheckpointContents own,
+                                        const absl::Status& ready) {
+    const detail::SavingRank rank{
+        .rank = shards.rank(),
+        .ranks = shards.ranks(),
+        .store = store,
+        .exchange = [&](const at::Tensor& message) { return shards.exchange(message); },
+        .gather = [&](CheckpointContents& parts,
+                      bool all) { return detail::gather_parts(parts, divided, all, shards); }};
+    return detail::save_together(rank, step, std::move(own), divided, ready);
+  };
+  saves_.begin_together(progress_.step, contents, logged, write);
 }
 
 absl::Status TrainingRun::finish_save() {
