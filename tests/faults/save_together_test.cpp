@@ -275,10 +275,8 @@ TEST_CASE("A save of several ranks that is interrupted or cut short at any call 
   }
 }
 
-TEST_CASE(
-    "A disk error of any rank at any call of a save fails it on that rank with exit code 6, and the next save "
-    "succeeds",
-    "[faults][checkpoint][sharding]") {
+TEST_CASE("A disk error of any rank at any call of a save fails it with exit code 6, and the next save succeeds",
+          "[faults][checkpoint][sharding]") {
   for (const auto kind : {Fault::kError, Fault::kErrorOn}) {
     for (const int error : {EIO, ENOSPC}) {
       for_each_joint_call({.kind = kind, .at = 0, .error = error},

@@ -230,6 +230,8 @@ TEST_CASE("Ranks continue after a save that failed on one of them, and the next 
   std::sort(names.begin(), names.end());
   CHECK(names == std::vector<std::string>{"latest", "step-00000010", "step-00000030", "step-00000040"});
   CHECK(verify_checkpoint(resolve_checkpoint("latest", folder / "run").value()).ok());
+  CHECK_THAT(read_text(folder / "printed.0"),
+             Catch::Contains("rank 1 could not save the checkpoint of step 20: error[storage.full]"));
 }
 
 TEST_CASE("Ranks without a common file system save through the first one", "[ranks][sharding]") {
@@ -249,6 +251,9 @@ TEST_CASE("Ranks without a common file system save through the first one", "[ran
     if (ends[1].code == 99 || ends[1].code == 1) TRAINKIT_SKIP("this user cannot mount a tmpfs");
     require_done(ends);
     CHECK(std::filesystem::exists(folder / "harm") == is_shared);
+    const std::string printed = std::filesystem::exists(folder / "printed.0") ? read_text(folder / "printed.0") : "";
+    CHECK((printed.find("which therefore gathers the state of all ranks and writes alone") == std::string::npos) ==
+          is_shared);
     check_checkpoint(folder);
   }
 }

@@ -172,6 +172,7 @@ absl::StatusOr<bool> SaveTogether::open() {
 /// Gathers the state to rank 0, which writes it.
 absl::Status SaveTogether::save_alone() {
   draft_.reset();
+  if (is_first() && rank_.on_alone) rank_.on_alone();
   TRAINKIT_RETURN_IF_ERROR(rank_.gather(contents_, /*all=*/true));
   return is_first() ? attempt([&] { return rank_.store->save(step_, contents_); }) : absl::OkStatus();
 }

@@ -29,6 +29,8 @@ struct SavingRank {
   std::function<at::Tensor(const at::Tensor& own)> exchange;
   /// Gives rank 0 the whole tensors in place of its parts: of all divided tensors, or only of those without cuts.
   std::function<absl::Status(CheckpointContents& contents, bool all)> gather;
+  /// Called on rank 0 before it gathers everything and writes alone; may be null.
+  std::function<void()> on_alone = nullptr;
 };
 
 /// Writes the checkpoint of `step`, as CheckpointStore::save does with whole contents. Every rank calls it, in any

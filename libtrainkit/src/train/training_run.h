@@ -4,6 +4,7 @@
 #include <absl/status/statusor.h>
 #include <c10/util/FunctionRef.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -161,6 +162,9 @@ class TrainingRun {
   /// Warns once if older checkpoints cannot be deleted.
   void warn_of_old_checkpoints();
 
+  /// Logs once if the ranks have no common file system to write a checkpoint together.
+  void warn_of_separate_disks();
+
   /// Ends the run soon after a failed save. Several ranks learn of it together, in finish_save().
   absl::Status check_background_save() { return !group_ && saves_.has_ended() ? finish_save() : absl::OkStatus(); }
 
@@ -177,6 +181,7 @@ class TrainingRun {
   ProcessGroup* group_;  // nullptr: one process
   std::unique_ptr<LRScheduler> scheduler_;
   TrainStep step_;
+  std::atomic<bool> wrote_alone_{false};  // set by the thread of saves_
   BackgroundSaves saves_;
 
   RunProgress progress_;
@@ -184,6 +189,7 @@ class TrainingRun {
   int64_t first_step_ = 0;
   int64_t last_saved_ = -1;
   bool warned_of_old_checkpoints_ = false;
+  bool warned_of_separate_disks_ = false;
   SkippedSteps skipped_;
   StepRecords records_;
   StopPolicy stop_;

@@ -47,15 +47,15 @@ void TrainingRun::begin_save_together(CheckpointContents contents, const absl::S
                                       const detail::ParameterShards& shards) {
   const detail::DividedCheckpoint divided =
       detail::keep_own_parts(contents, step_.averages(), *devices_.module(), optimizer_, shards);
-  const auto write = [&shards, divided](CheckpointStore* store, int64_t step, CheckpointContents own,
-                                        const absl::Status& ready) {
-    const detail::SavingRank rank{
-        .rank = shards.rank(),
-        .ranks = shards.ranks(),
-        .store = store,
-        .exchange = [&](const at::Tensor& message) { return shards.exchange(message); },
-        .gather = [&](CheckpointContents& parts,
-                      bool all) { return detail::gather_parts(parts, divided, all, shards); }};
+  const auto write = [this, &shards, divided](CheckpointStore* store, int64_t step, CheckpointContents own,
+                                              const absl::Status& ready) {
+    const detail::SavingRank rank{.rank = shards.rank(),
+                                  .ranks = shards.ranks(),
+                                  .store = store,
+                                  .exchange = [&](const at::Tensor& message) { return shards.exchange(message); },
+                                  .gather = [&](CheckpointContents& parts,
+                                                bool all) { return detail::gather_parts(parts, divided, all, shards); },
+                                  .on_alone = [this] { wrote_alone_ = true; }};
     return detail::save_together(rank, step, std::move(own), divided, ready);
   };
   saves_.begin_together(progress_.step, contents, logged, write);
@@ -69,6 +69,7 @@ absl::Status TrainingRun::finish_save() {
   if (saved.ok()) {
     last_saved_ = saves_.step();
     warn_of_old_checkpoints();
+    warn_of_separate_disks();
   } else if (options_.continue_on_save_error) {
     if (fit_.logger) fit_.logger->print("warning: " + error_line(saved) + "; continuing with the last good checkpoint");
     return absl::OkStatus();
@@ -80,6 +81,12 @@ void TrainingRun::warn_of_old_checkpoints() {
   const absl::Status kept = saves_.retention_status();
   if (kept.ok() || std::exchange(warned_of_old_checkpoints_, true) || !fit_.logger) return;
   fit_.logger->print("warning: an older checkpoint cannot be deleted and keeps its disk space: " + error_line(kept));
+}
+
+void TrainingRun::warn_of_separate_disks() {
+  if (!wrote_alone_ || std::exchange(warned_of_separate_disks_, true) || !fit_.logger) return;
+  fit_.logger->print("note: not every rank can open " + options_.output_dir +
+                     "/checkpoints of the first rank, which therefore gathers the state of all ranks and writes alone");
 }
 
 RunShape TrainingRun::shape() const {
