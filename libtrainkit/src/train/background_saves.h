@@ -21,8 +21,8 @@ namespace trainkit {
 /// that called open() writes; with sharding all ranks write their parts. The destructor waits for the running save.
 /// See Note [Background saves].
 ///
-/// Copies GPU tensors into one buffer of page-locked memory, with one wait. The buffer is kept for the next save if
-/// saves begin within a minute of each other; else it is freed once the file is written.
+/// Copies all tensors into one buffer, which is page-locked if they come from a GPU, with one wait. The buffer is kept
+/// for the next save if saves begin within a minute of each other; else it is freed once the file is written.
 class BackgroundSaves {
  public:
   /// @param group nullptr means one process.
