@@ -39,6 +39,41 @@ TEST_CASE("A file is created once, written in pieces and read back", "[core][fs]
   CHECK(error_of(again)->where == (dir / "f"));
 }
 
+TEST_CASE("Ranges of an existing file are written in place", "[core][fs]") {
+  test::TempDir dir;
+  const Directory folder = fs().open_directory(dir.path()).value();
+  write(dir / "f", "0123456789");
+  auto file = folder.open_for_writing("f").value();
+  REQUIRE(file.write_at(2, "ab", 2).ok());
+  REQUIRE(file.write_at(8, "xyz", 3).ok());  // past the end
+  REQUIRE(file.write_at(0, "", 0).ok());
+  REQUIRE(file.sync().ok());
+  REQUIRE(file.close().ok());
+  CHECK(read(dir / "f") == "01ab4567xyz");
+  CHECK(absl::IsNotFound(folder.open_for_writing("g").status()));
+  auto made = folder.create_file("h").value();
+  REQUIRE(made.append("head").ok());
+  REQUIRE(made.write_at(7, "t", 1).ok());
+  CHECK(made.size_bytes() == 4);
+  CHECK(made.digest().hex() == Digest::of("head"));
+  CHECK(read(dir / "h") == std::string("head\0\0\0t", 8));
+}
+
+TEST_CASE("Only a regular file without links is opened for writing", "[core][fs]") {
+  test::TempDir dir, outside;
+  write(outside / "secret", "secret");
+  stdfs::create_symlink(outside / "secret", dir / "link");
+  stdfs::create_hard_link(outside / "secret", dir / "hard_link");
+  stdfs::create_directory(dir / "folder");
+  REQUIRE(mkfifo((dir / "pipe").c_str(), 0600) == 0);
+  const Directory folder = fs().open_directory(dir.path()).value();
+  for (const char* name : {"link", "hard_link"}) {
+    CHECK(absl::IsFailedPrecondition(folder.open_for_writing(name).status()));
+  }
+  for (const char* name : {"folder", "pipe", "..", "folder/x"}) CHECK_FALSE(folder.open_for_writing(name).ok());
+  CHECK(read(outside / "secret") == "secret");
+}
+
 TEST_CASE("New files and folders are accessible to their owner only", "[core][fs]") {
   test::TempDir dir;
   const Directory folder = fs().create_directories(dir / "a/b").value();

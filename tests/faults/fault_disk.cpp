@@ -100,6 +100,7 @@ std::vector<std::string> FaultDisk::paths() const {
 
 template <class Effect>
 auto FaultDisk::call(const char* name, bool writes, Effect&& effect) -> decltype(effect()) {
+  const std::lock_guard lock(mutex_);
   if (dead_) return -EIO;  // a dead process has no effect
   const int number = calls_++;
   const bool strikes = number == fault_.at;

@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -36,7 +37,8 @@ enum class PowerLoss {
 
 /// Keeps two images of every file and directory: as programs see it, and as it is on the disk. fsync copies pending
 /// data to the disk image. If fsync fails, the pending data never reaches the disk and the next fsync succeeds, as on
-/// Linux. The directory of a new file must be flushed for the file to keep its name. Not thread-safe.
+/// Linux. The directory of a new file must be flushed for the file to keep its name. System calls may
+/// come from several threads.
 class FaultDisk : public SystemCalls {
  public:
   FaultDisk();
@@ -83,6 +85,7 @@ class FaultDisk : public SystemCalls {
   NodePtr resolve(int directory, const std::string& path) const;
   int change(const NodePtr& directory, const std::function<void(Entries&)>& operation);
 
+  std::mutex mutex_;
   NodePtr root_;
   std::map<int, NodePtr> open_;
   std::map<int, Node*> locks_;

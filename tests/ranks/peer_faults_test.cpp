@@ -73,6 +73,23 @@ void check_fault(PeerFault fault, const std::vector<std::string>& flags, const T
   check_ends(fault, ranks.wait(), folder);
 }
 
+/// Waits for the end of `survivor`, then ends the stopped rank.
+RankEnd end_of_survivor(Ranks& ranks, int64_t survivor, int64_t stopped) {
+  RankEnd end;
+  const auto started = steady_clock::now();
+  while (true) {
+    if (const auto code = ranks[survivor].poll()) {
+      end = {*code, steady_clock::now(), "", ranks[survivor].errors()};
+      break;
+    }
+    REQUIRE(steady_clock::now() - started < std::chrono::seconds(90));
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  ranks[stopped].kill(SIGKILL);
+  ranks[stopped].wait();
+  return end;
+}
+
 /// The last checkpoint is that of step 10, and complete.
 void check_checkpoint(const TempDir& folder) {
   const auto last = resolve_checkpoint("latest", folder / "run");
@@ -155,6 +172,92 @@ TEST_CASE("A rank that dies or fails while the ranks divide the training state e
   }
 }
 
+TEST_CASE("A rank that dies or fails while all ranks write a checkpoint ends the others, who name it",
+          "[ranks][faults][sharding]") {
+  // In a save the first rank writes 28 times and the second one 3 times; the faults are in the second save, of step 20.
+  const char* full = "could not save the checkpoint of step 20: error[storage.full]";
+  const std::vector<PeerFault> faults = {
+      {"killed before it writes its first part", 2, "write:3:kill", "1", kKilled, 8, "rank 1 lost"},
+      {"killed between two parts", 2, "write:4:kill", "1", kKilled, 8, "rank 1 lost"},
+      {"killed before it flushes its parts", 2, "sync:2:kill", "1", kKilled, 8, "rank 1 lost"},
+      {"the first rank killed before it creates a file", 2, "write:28:kill", "0", kKilled, 8, "rank 0 lost"},
+      {"the first rank killed while it writes its parts", 2, "write:40:kill", "0", kKilled, 8, "rank 0 lost"},
+      {"the first rank killed before the manifest", 2, "write:54:kill", "0", kKilled, 8, "rank 0 lost"},
+      {"the first rank killed before it updates latest", 2, "write:55:kill", "0", kKilled, 8, "rank 0 lost"},
+      {"one of four killed while it writes", 4, "write:3:kill", "3", kKilled, 8, "rank 3 lost"},
+      {"a full disk on one rank", 2, "write:4:full", "1", 6, 8, full},
+      {"a full disk on the first rank", 2, "write:40:full", "0", 6, 8, full},
+  };
+  for (PeerFault fault : faults) {
+    INFO(fault.what);
+    const TempDir folder;
+    fault.flags = {"--shard", "optimizer"};
+    const auto ends = Ranks(job(fault, folder.path().string()), folder.path().string()).wait();
+    check_ends(fault, ends, folder);
+    check_checkpoint(folder);
+    if (fault.victim_code == 6) {
+      CHECK_THAT(ends[static_cast<size_t>(fault.victims[0] - '0')].errors, Catch::Contains("error[ckpt.space]"));
+    }
+    // The first rank removes the unfinished checkpoint if it survives.
+    if (fault.victims[0] == '0' && fault.victim_code == kKilled) continue;
+    for (const auto& entry : std::filesystem::directory_iterator(folder / "run/checkpoints")) {
+      CHECK_FALSE(entry.path().filename().string().starts_with(".tmp-"));
+    }
+  }
+}
+
+TEST_CASE("A rank that is stopped while all ranks write a checkpoint ends the others at the timeout",
+          "[ranks][faults][sharding]") {
+  const PeerFault fault{
+      "stopped while it writes", 2, "write:4:stop", "1", kKilled, 8, "", {"--timeout", "2000", "--shard", "optimizer"}};
+  const TempDir folder;
+  Ranks ranks(job(fault, folder.path().string()), folder.path().string());
+  const RankEnd end = end_of_survivor(ranks, 0, 1);
+  CHECK(end.code == 8);
+  CHECK_THAT(end.errors, Catch::Contains("rank 1 lost"));
+  check_checkpoint(folder);
+}
+
+TEST_CASE("Ranks continue after a save that failed on one of them, and the next save succeeds",
+          "[ranks][faults][sharding]") {
+  const TempDir folder;
+  const PeerFault fault{"a full disk once", 2, "write:4:full_once", "1", 0, 0, ""};
+  check_fault(fault, {"--shard", "optimizer", "--continue", "1"}, folder);
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder / "run/checkpoints")) {
+    names.push_back(entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  CHECK(names == std::vector<std::string>{"latest", "step-00000010", "step-00000030", "step-00000040"});
+  CHECK(verify_checkpoint(resolve_checkpoint("latest", folder / "run").value()).ok());
+  CHECK_THAT(read_text(folder / "printed.0"),
+             Catch::Contains("rank 1 could not save the checkpoint of step 20: error[storage.full]"));
+}
+
+TEST_CASE("Ranks without a common file system save through the first one", "[ranks][sharding]") {
+  for (const bool is_shared : {true, false}) {
+    const TempDir folder;
+    std::filesystem::create_directory(folder / "run");
+    RanksOptions options{.world = 2, .program = "trainkit-test-rank"};
+    options.flags = {"--folder", folder.path().string(), "--shard", "optimizer", "--steps", "10"};
+    options.wrapper = [&](int64_t rank) -> std::vector<std::string> {
+      if (rank == 0 || is_shared) return {};
+      const std::string mount = "mount -t tmpfs none '" + (folder / "run") + "' || exit 99; exec \"$0\" \"$@\"";
+      return {"/usr/bin/unshare", "-m", "/bin/sh", "-c", mount};
+    };
+    // The second rank writes only where the ranks have a common file system.
+    options.more = [](int64_t) { return std::vector<std::string>{"--at", "write:0:mark", "--victim", "1"}; };
+    const auto ends = Ranks(options, folder.path().string()).wait();
+    if (ends[1].code == 99 || ends[1].code == 1) TRAINKIT_SKIP("this user cannot mount a tmpfs");
+    require_done(ends);
+    CHECK(std::filesystem::exists(folder / "harm") == is_shared);
+    const std::string printed = std::filesystem::exists(folder / "printed.0") ? read_text(folder / "printed.0") : "";
+    CHECK((printed.find("which therefore gathers the state of all ranks and writes alone") == std::string::npos) ==
+          is_shared);
+    check_checkpoint(folder);
+  }
+}
+
 TEST_CASE("A rank killed while another number of ranks resumes leaves the checkpoint whole",
           "[ranks][faults][sharding]") {
   const TempDir folder;
@@ -176,24 +279,12 @@ TEST_CASE("A rank that hangs ends the others at the timeout, and they report its
     const PeerFault fault{"stopped", 2, "forward:13:stop", victim, kKilled, 8, "", {"--timeout", "2000"}};
     const TempDir folder;
     Ranks ranks(job(fault, folder.path().string()), folder.path().string());
-    const size_t stopped = victim[0] - '0', survivor = 1 - stopped;
-    std::vector<RankEnd> ends(2);
-    const auto started = steady_clock::now();
-    while (true) {
-      if (const auto code = ranks[static_cast<int64_t>(survivor)].poll()) {
-        ends[survivor] = {*code, steady_clock::now(), "", ranks[static_cast<int64_t>(survivor)].errors()};
-        break;
-      }
-      REQUIRE(steady_clock::now() - started < std::chrono::seconds(90));
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    }
-    ranks[static_cast<int64_t>(stopped)].kill(SIGKILL);
-    ranks[static_cast<int64_t>(stopped)].wait();
-    INFO(ends[survivor].errors);
-    CHECK(ends[survivor].code == 8);
-    CHECK_THAT(ends[survivor].errors,
-               Catch::Contains("rank " + std::string(victim)) && Catch::Contains("at step 8 in "));
-    const double seconds = std::chrono::duration<double>(ends[survivor].at - harm_time(folder)).count();
+    const int64_t stopped = victim[0] - '0';
+    const RankEnd end = end_of_survivor(ranks, 1 - stopped, stopped);
+    INFO(end.errors);
+    CHECK(end.code == 8);
+    CHECK_THAT(end.errors, Catch::Contains("rank " + std::string(victim)) && Catch::Contains("at step 8 in "));
+    const double seconds = std::chrono::duration<double>(end.at - harm_time(folder)).count();
     CHECK(seconds >= 1.9);
     std::cout << "rank " << victim << " stopped: the other ended after " << seconds << " s of a timeout of 2 s\n";
   }

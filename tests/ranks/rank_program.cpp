@@ -2,8 +2,10 @@
 // named moment. The tests of lost ranks start it.
 #include <fmt/format.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <fstream>
 #include <map>
 #include <mutex>
@@ -35,7 +37,7 @@ int64_t my_rank = 0;
 
 /// Passes moment `name`. If --at names it (<moment>:<number of earlier passes>:<action>) and --victim includes this
 /// rank ("1", or "123" for several ranks), performs the action. Returns true if the caller should set its values to
-/// NaN.
+/// NaN, or report a full disk.
 bool moment(const std::string& name) {
   static std::mutex mutex;
   static std::map<std::string, int64_t> passed;
@@ -55,7 +57,7 @@ bool moment(const std::string& name) {
   }
   const int64_t when = std::stoll(at.substr(first + 1, second - first - 1));
   // These actions repeat: a row that cannot be read is retried alone, a step without memory in parts.
-  const bool lasts = action == "throw" || action == "oom";
+  const bool lasts = action == "throw" || action == "oom" || action == "full";
   if (lasts ? count < when : count != when) return false;
   // The test reads the time of the failure.
   std::ofstream(flag("folder") + "/harm") << std::chrono::steady_clock::now().time_since_epoch().count() << std::endl;
@@ -73,7 +75,7 @@ bool moment(const std::string& name) {
   if (action == "throw") throw std::runtime_error("the fault that the test asked for");
   if (action.starts_with("oom"))
     TORCH_CHECK_WITH(OutOfMemoryError, false, "no memory: the fault that the test asked for");
-  return action == "nan";
+  return action == "nan" || action.starts_with("full");
 }
 
 /// TinyNet's data with rows that may be slow, bad or fatal.
@@ -110,6 +112,9 @@ class HarmfulLogger final : public Logger {
     return absl::OkStatus();
   }
   absl::Status rewind(int64_t) override { return absl::OkStatus(); }
+  void print(std::string_view line) override {
+    std::ofstream(flag("folder") + "/printed." + std::to_string(my_rank), std::ios::app) << line << "\n";
+  }
 
  private:
   std::ofstream file_;
@@ -172,6 +177,7 @@ absl::StatusOr<int> run(ProgramState& program) {
                          .eval_every = odd == "evaluation" ? 11 : number("eval_every", 10),
                          .save_every = number("save_every", 10),
                          .output_dir = flag("output_dir", flag("folder") + "/run"),
+                         .continue_on_save_error = number("continue", 0) != 0,
                          .resume = flag("resume"),
                          .handle_signals = true};
   if (options.save_every == 0) options.output_dir.clear();
@@ -206,6 +212,18 @@ absl::StatusOr<int> run(ProgramState& program) {
 
 }  // namespace
 }  // namespace trainkit::test
+
+// These replace the functions of the C library, so that a rank can fail in the middle of a save.
+extern "C" ssize_t pwrite(int descriptor, const void* data, size_t size, off_t offset) {
+  if (!trainkit::test::moment("write")) return syscall(SYS_pwrite64, descriptor, data, size, offset);
+  errno = ENOSPC;
+  return -1;
+}
+
+extern "C" int fsync(int descriptor) {
+  trainkit::test::moment("sync");
+  return static_cast<int>(syscall(SYS_fsync, descriptor));
+}
 
 int main(int argc, char** argv) {
   for (int i = 1; i + 1 < argc; i += 2) trainkit::test::flags[std::string(argv[i]).substr(2)] = argv[i + 1];

@@ -128,15 +128,21 @@ int Descriptor::close() {
 }  // namespace detail
 
 absl::Status WritableFile::append(const void* data, size_t size) {
+  digest_.update(data, size);
+  TRAINKIT_RETURN_IF_ERROR(write_at(size_bytes_, data, size));
+  size_bytes_ += static_cast<int64_t>(size);
+  return absl::OkStatus();
+}
+
+absl::Status WritableFile::write_at(int64_t offset, const void* data, size_t size) {
   const char* bytes = static_cast<const char*>(data);
-  digest_.update(bytes, size);
   while (size > 0) {
     const ssize_t written =
-        retry([&] { return descriptor_.calls().pwrite(descriptor_.number(), bytes, size, size_bytes_); });
+        retry([&] { return descriptor_.calls().pwrite(descriptor_.number(), bytes, size, offset); });
     if (written <= 0) return io_error(written < 0 ? static_cast<int>(-written) : EIO, path_, "cannot write");
     bytes += written;
     size -= static_cast<size_t>(written);
-    size_bytes_ += written;
+    offset += written;
   }
   return absl::OkStatus();
 }
@@ -196,6 +202,16 @@ absl::StatusOr<detail::Descriptor> Directory::open(const std::string& name, int 
 absl::StatusOr<WritableFile> Directory::create_file(const std::string& name) const {
   TRAINKIT_ASSIGN_OR_RETURN(auto descriptor, open(name, O_WRONLY | O_CREAT | O_EXCL, "cannot create"));
   return WritableFile(std::move(descriptor), join(path_, name));
+}
+
+absl::StatusOr<WritableFile> Directory::open_for_writing(const std::string& name) const {
+  TRAINKIT_ASSIGN_OR_RETURN(auto descriptor, open(name, O_WRONLY | O_NONBLOCK, "cannot open"));
+  const std::string path = join(path_, name);
+  struct stat info {};
+  const int error = -retry([&] { return descriptor.calls().fstat(descriptor.number(), &info); });
+  if (error != 0) return io_error(error, path, "cannot stat");
+  if (!S_ISREG(info.st_mode) || info.st_nlink > 1) return not_a_file(path);
+  return WritableFile(std::move(descriptor), path);
 }
 
 absl::StatusOr<ReadableFile> Directory::open_file(const std::string& name) const {

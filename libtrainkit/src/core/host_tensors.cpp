@@ -10,6 +10,8 @@
 #include <cstdlib>
 #include <new>
 
+#include "core/streaming_copy.h"
+
 #ifdef TRAINKIT_WITH_CUDA
 #include <cuda_runtime_api.h>
 #endif
@@ -39,13 +41,14 @@ void free_memory(void* memory, [[maybe_unused]] bool is_locked) {
   std::free(memory);
 }
 
-at::Tensor make_memory(int64_t bytes) {
+at::Tensor make_memory(int64_t bytes, bool page_locked) {
   const bool huge = bytes >= 2 * kHugePage;
   const int64_t size = round_up(std::max<int64_t>(bytes, 1), huge ? kHugePage : kPage);
   void* memory = std::aligned_alloc(static_cast<size_t>(huge ? kHugePage : kPage), static_cast<size_t>(size));
   if (!memory) throw std::bad_alloc();
-  if (huge) madvise(memory, static_cast<size_t>(size), MADV_HUGEPAGE);  // huge pages are page-locked much faster
-  const bool is_locked = page_lock(memory, size);
+  // Huge pages are page-locked, and touched for the first time, much faster.
+  if (huge) madvise(memory, static_cast<size_t>(size), MADV_HUGEPAGE);
+  const bool is_locked = page_locked && page_lock(memory, size);
   return at::from_blob(
       memory, {size}, [is_locked](void* begin) { free_memory(begin, is_locked); }, at::kByte);
 }
@@ -89,32 +92,62 @@ int64_t buffer_bytes(const at::Tensor& tensor) {
   return is_remote(tensor) ? round_up(static_cast<int64_t>(tensor.nbytes()), kAlignment) : 0;
 }
 
+/// Returns whether the memory of a CPU tensor can be copied as one range of bytes.
+bool is_one_range(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided && !tensor.is_quantized() &&
+         !tensor.is_conj() && !tensor.is_neg() && tensor.is_non_overlapping_and_dense();
+}
+
+/// Replaces the CPU tensors among `copies` by copies, in `memory` from `begin` on if they are one range of bytes.
+void copy_cpu_tensors(std::vector<at::Tensor>& copies, const at::Tensor& memory, int64_t begin) {
+  std::vector<ByteCopy> byte_copies;
+  for (at::Tensor& tensor : copies) {
+    if (!tensor.defined() || !tensor.is_cpu()) continue;
+    const at::Tensor source = tensor.detach();
+    if (!is_one_range(source)) {
+      tensor = source.clone();
+      continue;
+    }
+    const auto bytes = static_cast<int64_t>(source.nbytes());
+    const at::Tensor flat = memory.narrow(0, begin, bytes).view(source.scalar_type());
+    tensor = flat.as_strided(source.sizes(), source.strides());
+    begin += round_up(bytes, kAlignment);
+    byte_copies.push_back({tensor.mutable_data_ptr(), source.const_data_ptr(), static_cast<size_t>(bytes)});
+  }
+  copy_in_parallel(byte_copies);
+}
+
 }  // namespace
 
-at::Tensor HostBuffer::take(int64_t bytes) {
+at::Tensor HostBuffer::take(int64_t bytes, bool page_locked) {
   const bool is_free = memory_.defined() && memory_.storage().use_count() == 1;
   if (!is_free || memory_.numel() < bytes) {
     memory_.reset();
-    memory_ = make_memory(bytes);
+    memory_ = make_memory(bytes, page_locked);
   }
   return memory_.narrow(0, 0, bytes);
 }
 
-std::vector<at::Tensor> copy_to_host(std::span<const at::Tensor> tensors, HostBuffer& buffer) {
+std::vector<at::Tensor> copy_to_host(std::span<const at::Tensor> tensors, HostBuffer& buffer, bool copies_cpu) {
   const c10::AutoGradMode no_grad(false);
   std::vector<at::Tensor> copies(tensors.begin(), tensors.end());
-  int64_t bytes = 0;
-  for (const at::Tensor& tensor : tensors) bytes += buffer_bytes(tensor);
-  const at::Tensor memory = bytes > 0 ? buffer.take(bytes) : at::empty({0}, at::kByte);
+  int64_t remote_bytes = 0, cpu_bytes = 0;
+  for (const at::Tensor& tensor : tensors) {
+    remote_bytes += buffer_bytes(tensor);
+    if (copies_cpu && is_one_range(tensor)) cpu_bytes += round_up(static_cast<int64_t>(tensor.nbytes()), kAlignment);
+  }
+  const int64_t bytes = remote_bytes + cpu_bytes;
+  const at::Tensor memory = bytes > 0 ? buffer.take(bytes, remote_bytes > 0) : at::empty({0}, at::kByte);
+  if (copies_cpu) copy_cpu_tensors(copies, memory, remote_bytes);
   DeviceWaits device_waits;
   int64_t begin = 0;
-  for (at::Tensor& tensor : copies) {
-    if (!is_remote(tensor)) continue;
-    const at::Tensor source = tensor.detach();
-    tensor = view_of(memory, begin, source);
+  for (size_t i = 0; i < copies.size(); ++i) {
+    if (!is_remote(tensors[i])) continue;
+    const at::Tensor source = tensors[i].detach();
+    copies[i] = view_of(memory, begin, source);
     if (source.numel() == 0) continue;
     device_waits.expect(source.device());
-    tensor.copy_(source, /*non_blocking=*/true);
+    copies[i].copy_(source, /*non_blocking=*/true);
     begin += buffer_bytes(source);
   }
   device_waits.finish();

@@ -10,13 +10,13 @@
 
 namespace trainkit::detail {
 
-/// Reusable host memory for asynchronous copies from GPUs: page-locked if there is a GPU and the system permits it.
+/// Reusable host memory for copies: for asynchronous ones from GPUs page-locked if the system permits it.
 /// Tensors made from it keep the memory alive, so release() and the destructor may be called at any time. One thread.
 class HostBuffer {
  public:
   /// Returns `bytes` bytes (uint8) on the CPU, uninitialised. Reuses the memory of the last call if it is large enough
   /// and no tensor uses it. Page-locking takes about as long as writing the memory once. Throws std::bad_alloc.
-  at::Tensor take(int64_t bytes);
+  at::Tensor take(int64_t bytes, bool page_locked = true);
   /// Releases the memory; it is freed when no tensor uses it.
   void release() { memory_.reset(); }
 
@@ -25,8 +25,9 @@ class HostBuffer {
 };
 
 /// Copies `tensors` to the CPU, contiguous, in memory of `buffer`, with one synchronisation per device. CPU tensors are
-/// returned unchanged. The copies hold the state of each device's current stream at the time of the call.
-std::vector<at::Tensor> copy_to_host(std::span<const at::Tensor> tensors, HostBuffer& buffer);
+/// returned unchanged, or with `copies_cpu` copied too, by all of LibTorch's threads, with their strides. The copies
+/// hold the state of each device's current stream at the time of the call.
+std::vector<at::Tensor> copy_to_host(std::span<const at::Tensor> tensors, HostBuffer& buffer, bool copies_cpu = false);
 
 /// Iterates over tensors in order, each on the CPU and contiguous, for a file that is written tensor by tensor. Device
 /// tensors are copied through one page-locked buffer, as many at a time as it holds. One thread.

@@ -28,6 +28,19 @@ at::Tensor gather(c10d::Backend& group, int64_t rank, int64_t ranks, const at::T
   return all;
 }
 
+/// Sends `own` to all ranks and returns theirs, as rows.
+at::Tensor exchange(c10d::Backend& group, int64_t ranks, const at::Tensor& own) {
+  const at::Tensor all = at::empty({ranks, own.numel()}, own.options());
+  std::vector<at::Tensor> inputs{own};
+  std::vector<std::vector<at::Tensor>> outputs{all.unbind()};
+  try {
+    group.allgather(outputs, inputs)->wait();
+  } catch (const std::exception&) {
+    throw_status(distributed_error("dist.peer", "", "a rank was lost while the ranks wrote a checkpoint"));
+  }
+  return all;
+}
+
 }  // namespace
 
 void Distributed::divide_parameters(const std::function<bool(const at::Tensor&)>& is_whole) {
@@ -37,6 +50,7 @@ void Distributed::divide_parameters(const std::function<bool(const at::Tensor&)>
 
 ShardCollectives Distributed::shard_collectives() {
   ProcessGroup::Impl& group = ranks();
+  const auto side = group.make_side_group();
   return {.rank = group.rank,
           .ranks = group.world_size,
           .reduce_scatter = [&group](const at::Tensor& buffer) { return group.reduce_scatter(buffer); },
@@ -51,8 +65,10 @@ ShardCollectives Distributed::shard_collectives() {
                 sent_->started = std::chrono::steady_clock::now();
                 throw_status(process_group_->all_reduce(values, "allreduce(values of the shards)"));
               },
-          .gather_on_host = [side = group.make_side_group(), rank = group.rank, ranks = group.world_size](
+          .gather_on_host = [side, rank = group.rank, ranks = group.world_size](
                                 const at::Tensor& part) { return gather(*side, rank, ranks, part); },
+          .exchange_on_host = [side,
+                               ranks = group.world_size](const at::Tensor& own) { return exchange(*side, ranks, own); },
           .empty_cache = device_.is_cpu() ? std::function<void()>()
                                           : [type = device_.type()] { at::getDeviceAllocator(type)->emptyCache(); }};
 }

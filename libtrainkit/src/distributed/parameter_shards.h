@@ -64,6 +64,8 @@ struct ShardCollectives {
   /// Sends this rank's part, in host memory, to rank 0, which gets those of all ranks in one tensor; the others get an
   /// undefined one. Blocks; called from one thread at a time, which need not be that of the other calls.
   std::function<at::Tensor(const at::Tensor& part)> gather_on_host = nullptr;
+  /// Returns the tensors of all ranks, which have one size, as rows in host memory. Called like gather_on_host.
+  std::function<at::Tensor(const at::Tensor& own)> exchange_on_host = nullptr;
   /// Returns the device allocator's cached memory; null on the CPU.
   std::function<void()> empty_cache = nullptr;
   /// False for a plan: the weights' values are not needed.
@@ -97,6 +99,19 @@ class ParameterShards {
   /// of the optimizer, or a copy). Every rank makes the same call; rank 0 gets the tensors, the others undefined ones.
   /// Blocks. Another thread may train meanwhile. Throws c10::Error if a rank is lost.
   std::vector<at::Tensor> gather(const std::vector<std::pair<at::Tensor, at::Tensor>>& parts) const;
+
+  /// part() of a tensor that may be no parameter of the shards: nullptr then.
+  const at::Tensor* find_part(const at::Tensor& parameter) const;
+  /// Shape of the parameter to which `part` belongs.
+  at::IntArrayRef shape_of(const at::Tensor& part) const { return shapes_[index_of_part(part)].sizes(); }
+  /// Returns whether the parameter's memory is row-major, as in a file: each rank's part is then one range of the file.
+  bool is_row_major(const at::Tensor& part) const { return shapes_[index_of_part(part)].is_contiguous(); }
+  /// Divides the parameter's elements in the order of its memory: rank r has [cuts[r], cuts[r + 1]).
+  std::vector<int64_t> cuts(const at::Tensor& part) const;
+  /// Returns the tensors of all ranks, see ShardCollectives::exchange_on_host.
+  at::Tensor exchange(const at::Tensor& own) const { return collectives_.exchange_on_host(own); }
+  int64_t rank() const { return collectives_.rank; }
+  int64_t ranks() const { return collectives_.ranks; }
 
   /// Returns whether every micro-batch is reduced, not only the last one of a step.
   bool reduces_every_run() const { return sharding_ == Sharding::kGradients; }

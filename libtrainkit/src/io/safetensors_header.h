@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "trainkit/io/safetensors.h"
@@ -32,6 +33,16 @@ struct SafetensorsHeader {
 
 /// Maximum header length in bytes, the same as the reference's.
 inline constexpr uint64_t kMaxHeaderBytes = 100'000'000;
+
+/// Header and tensor order of a file to write.
+struct SafetensorsPlan {
+  std::string header;
+  std::vector<const std::pair<std::string, at::Tensor>*> order;
+  int64_t data_bytes = 0;
+};
+
+/// Plans a file. Of `tensors`, which may be meta tensors, only names, dtypes and shapes count; the plan points to them.
+absl::StatusOr<SafetensorsPlan> plan_safetensors(const NamedTensors& tensors, const SafetensorsMetadata& metadata);
 
 /// Parses and checks the header `text` of file `path`, whose data section has `data_bytes` bytes.
 absl::StatusOr<SafetensorsHeader> parse_safetensors_header(std::string_view text, uint64_t data_bytes,

@@ -12,14 +12,7 @@
 namespace trainkit {
 namespace {
 
-using detail::SafetensorsDtype;
-
-/// Header and tensor order of a file to write.
-struct Plan {
-  std::string header;
-  std::vector<const std::pair<std::string, at::Tensor>*> order;
-  int64_t data_bytes = 0;
-};
+using detail::SafetensorsDtype, detail::SafetensorsPlan;
 
 absl::Status refuse_entry(const std::string& name, std::string problem, std::string got = {}) {
   return to_status({.exit_code = ExitCode::kBug,
@@ -32,7 +25,7 @@ absl::Status refuse_entry(const std::string& name, std::string problem, std::str
 
 absl::Status check(const std::string& name, const at::Tensor& tensor) {
   if (!tensor.defined()) return refuse_entry(name, "is an undefined tensor");
-  if (tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_meta())
+  if (tensor.layout() != at::kStrided || tensor.is_quantized())
     return refuse_entry(name, "has no dense data in memory");
   if (!detail::find_dtype(tensor.scalar_type())) {
     return refuse_entry(name, "has a dtype that safetensors lacks", c10::toString(tensor.scalar_type()));
@@ -41,14 +34,25 @@ absl::Status check(const std::string& name, const at::Tensor& tensor) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Plan> make_plan(const NamedTensors& tensors, const SafetensorsMetadata& metadata) {
-  Plan plan;
+/// The plan of tensors with data.
+absl::StatusOr<SafetensorsPlan> plan_with_data(const NamedTensors& tensors, const SafetensorsMetadata& metadata) {
+  for (const auto& [name, tensor] : tensors) {
+    if (tensor.defined() && tensor.is_meta()) return refuse_entry(name, "has no dense data in memory");
+  }
+  return detail::plan_safetensors(tensors, metadata);
+}
+
+}  // namespace
+
+absl::StatusOr<SafetensorsPlan> detail::plan_safetensors(const NamedTensors& tensors,
+                                                         const SafetensorsMetadata& metadata) {
+  SafetensorsPlan plan;
   for (const auto& named : tensors) {
     TRAINKIT_RETURN_IF_ERROR(check(named.first, named.second));
     plan.order.push_back(&named);
   }
   // Writing the widest types first aligns every tensor; the reference uses the same order.
-  const auto rank = [](const auto* named) { return detail::find_dtype(named->second.scalar_type()); };
+  const auto rank = [](const auto* named) { return find_dtype(named->second.scalar_type()); };
   std::sort(plan.order.begin(), plan.order.end(),
             [&](const auto* a, const auto* b) { return rank(a) != rank(b) ? rank(a) > rank(b) : a->first < b->first; });
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
@@ -85,15 +89,13 @@ absl::StatusOr<Plan> make_plan(const NamedTensors& tensors, const SafetensorsMet
   return plan;
 }
 
-}  // namespace
-
 absl::StatusOr<int64_t> safetensors_bytes(const NamedTensors& tensors, const SafetensorsMetadata& metadata) {
-  TRAINKIT_ASSIGN_OR_RETURN(const Plan plan, make_plan(tensors, metadata));
+  TRAINKIT_ASSIGN_OR_RETURN(const SafetensorsPlan plan, plan_with_data(tensors, metadata));
   return static_cast<int64_t>(plan.header.size()) + plan.data_bytes;
 }
 
 absl::Status write_safetensors(WritableFile& file, const NamedTensors& tensors, const SafetensorsMetadata& metadata) {
-  TRAINKIT_ASSIGN_OR_RETURN(const Plan plan, make_plan(tensors, metadata));
+  TRAINKIT_ASSIGN_OR_RETURN(const SafetensorsPlan plan, plan_with_data(tensors, metadata));
   TRAINKIT_RETURN_IF_ERROR(file.append(plan.header));
   std::vector<at::Tensor> tensors_in_order;
   for (const auto* named : plan.order) tensors_in_order.push_back(named->second);

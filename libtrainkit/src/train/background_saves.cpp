@@ -33,6 +33,8 @@ double seconds_since(BackgroundSaves::TimePoint start) {
 //   of store_ meanwhile, and buffer_ is not written again before the file is on the disk.
 // - The destructor of the std::async future waits for the thread, so `this` outlives the lambda. The copy is moved into
 //   a local of the lambda and freed there, not when the future is destroyed.
+// With sharding every rank copies only its parts, and the background threads of all ranks write them, see Note [Ranks
+// save together] in save_together.cpp.
 // finish() all-reduces the number of failures, so that every rank ends or continues together.
 
 absl::Status BackgroundSaves::open(const std::string& output_dir, const CheckpointOptions& options) {
@@ -49,7 +51,18 @@ void BackgroundSaves::begin(int64_t step, const CheckpointContents& contents, co
                             const Gather& gather) {
   step_ = step;
   const bool has_work = gather || (logged.ok() && store_);
-  written_ = has_work ? write_in_background(contents, logged, gather) : ready_future(logged);
+  written_ = !has_work ? ready_future(logged)
+                       : write_in_background(contents, [this, step, logged, gather](CheckpointContents copy) {
+                           return write(step, std::move(copy), logged, gather);
+                         });
+}
+
+void BackgroundSaves::begin_together(int64_t step, const CheckpointContents& contents, const absl::Status& logged,
+                                     const WriteTogether& write) {
+  step_ = step;
+  written_ = write_in_background(contents, [this, step, logged, write](CheckpointContents copy) {
+    return write(store_ ? &*store_ : nullptr, step, std::move(copy), logged);
+  });
 }
 
 /// Writes a checkpoint. The ranks gather their parts even if this one cannot write: the others wait for it.
@@ -60,8 +73,7 @@ absl::Status BackgroundSaves::write(int64_t step, CheckpointContents contents, c
   return gathered.ok() && store_ ? store_->save(step, contents) : gathered;
 }
 
-std::future<absl::Status> BackgroundSaves::write_in_background(const CheckpointContents& contents,
-                                                               const absl::Status& logged, const Gather& gather) {
+std::future<absl::Status> BackgroundSaves::write_in_background(const CheckpointContents& contents, const Write& write) {
   const bool keep_buffer = keeps_buffer(begun_, std::chrono::steady_clock::now());
   begun_ = std::chrono::steady_clock::now();
   std::optional<CheckpointContents> copy;
@@ -69,15 +81,15 @@ std::future<absl::Status> BackgroundSaves::write_in_background(const CheckpointC
     copy = detail::snapshot_into(contents, buffer_);
   } catch (const std::exception&) {
     if (!absl::IsResourceExhausted(status_from_current_exception())) throw;
-    return ready_future(write(step_, contents, logged, gather));  // no memory for a copy: training waits for the save
+    return ready_future(write(contents));  // no memory for a copy: training waits for the save
   }
   if (!keep_buffer) buffer_.release();
   is_writing_ = true;
-  return std::async(std::launch::async, [this, step = step_, logged, gather, copy = *std::move(copy)]() mutable {
+  return std::async(std::launch::async, [this, write, copy = *std::move(copy)]() mutable {
     absl::Status status;
     try {
       const detail::ProfileStage stage("write a checkpoint");
-      status = write(step, std::move(copy), logged, gather);  // frees the copy here, not with the future
+      status = write(std::move(copy));  // frees the copy here, not with the future
     } catch (...) {
       status = status_from_current_exception();
     }

@@ -18,11 +18,11 @@
 namespace trainkit {
 
 /// Runs one save at a time in a background thread. Every rank calls begin() and finish() at the same steps; the rank
-/// that called open() writes; with sharding the others send it their parts. The destructor waits for the running save.
+/// that called open() writes; with sharding all ranks write their parts. The destructor waits for the running save.
 /// See Note [Background saves].
 ///
-/// Copies GPU tensors into one buffer of page-locked memory, with one wait. The buffer is kept for the next save if
-/// saves begin within a minute of each other; else it is freed once the file is written.
+/// Copies all tensors into one buffer, which is page-locked if they come from a GPU, with one wait. The buffer is kept
+/// for the next save if saves begin within a minute of each other; else it is freed once the file is written.
 class BackgroundSaves {
  public:
   /// @param group nullptr means one process.
@@ -38,6 +38,12 @@ class BackgroundSaves {
   using Gather = std::function<absl::Status(CheckpointContents&)>;
   void begin(int64_t step, const CheckpointContents& contents, const absl::Status& logged,
              const Gather& gather = nullptr);
+  /// The same for ranks that write together. @param write writes the copy to the store, which is null on ranks that
+  /// have not called open(); each rank's thread calls it. A `logged` error must fail the save on all ranks.
+  using WriteTogether = std::function<absl::Status(CheckpointStore* store, int64_t step, CheckpointContents contents,
+                                                   const absl::Status& logged)>;
+  void begin_together(int64_t step, const CheckpointContents& contents, const absl::Status& logged,
+                      const WriteTogether& write);
 
   /// Returns why an older checkpoint could not be deleted, else OK; see CheckpointStore::retention_status. Not while a
   /// save is running.
@@ -58,8 +64,8 @@ class BackgroundSaves {
   static bool keeps_buffer(std::optional<TimePoint> before, TimePoint now);
 
  private:
-  std::future<absl::Status> write_in_background(const CheckpointContents& contents, const absl::Status& logged,
-                                                const Gather& gather);
+  using Write = std::function<absl::Status(CheckpointContents contents)>;
+  std::future<absl::Status> write_in_background(const CheckpointContents& contents, const Write& write);
   absl::Status write(int64_t step, CheckpointContents contents, const absl::Status& logged, const Gather& gather);
 
   ProcessGroup* group_;

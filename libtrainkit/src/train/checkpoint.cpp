@@ -11,6 +11,7 @@
 #include "train/checkpoint_folder.h"
 #include "train/checkpoint_manifest.h"
 #include "train/checkpoint_state.h"
+#include "train/checkpoint_store.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit {
@@ -25,23 +26,6 @@ using detail::as_weights, detail::checkpoint_error, detail::kFolder, detail::kLa
     detail::with_hint;
 
 }  // namespace
-
-struct CheckpointStore::Impl {
-  Impl(Directory directory, const CheckpointOptions& options)
-      : folder(std::move(directory)), keep_last(options.keep_last), keep_every(options.keep_every) {}
-
-  Directory folder;
-  int keep_last;
-  int64_t keep_every;
-  mutable std::mutex mutex;  // serialises saves; guards retention
-  absl::Status retention;
-
-  absl::Status remove_stale() const;
-  absl::Status write(const std::string& temporary, int64_t step, const CheckpointContents& contents,
-                     const std::string& state) const;
-  absl::Status put_in_place(const std::string& temporary, int64_t step, bool& swapped) const;
-  absl::Status drop_old(int64_t newest) const;
-};
 
 CheckpointStore::CheckpointStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 CheckpointStore::CheckpointStore(CheckpointStore&&) noexcept = default;
@@ -192,41 +176,40 @@ absl::Status CheckpointStore::Impl::drop_old(int64_t newest) const {
   return first;
 }
 
-absl::Status CheckpointStore::save(int64_t step, const CheckpointContents& contents) {
-  TORCH_CHECK_VALUE(step >= 0, "a checkpoint's step must be >= 0, got ", step);
-  const std::lock_guard lock(impl_->mutex);
-  const Directory& folder = impl_->folder;
-  TRAINKIT_ASSIGN_OR_RETURN(const std::string state, detail::state_to_json(contents.state));
-  TRAINKIT_ASSIGN_OR_RETURN(const int64_t model_bytes, safetensors_bytes(contents.model));
-  TRAINKIT_ASSIGN_OR_RETURN(const int64_t optimizer_bytes, safetensors_bytes(contents.optimizer));
-  const int64_t needed = model_bytes + optimizer_bytes + static_cast<int64_t>(state.size()) + kSlackBytes;
-  const auto no_space = [&](int64_t free_bytes) {
-    return to_status({.exit_code = ExitCode::kStorage,
-                      .id = "ckpt.space",
-                      .where = folder.path(),
-                      .field = step_name(step),
-                      .problem = "not enough disk space for this checkpoint; earlier checkpoints are unchanged",
-                      .got = describe_bytes(free_bytes) + " free",
-                      .expected = describe_bytes(needed)},
-                     absl::StatusCode::kResourceExhausted);
-  };
+absl::StatusOr<int64_t> CheckpointStore::Impl::check_space(int64_t step, int64_t tensor_bytes,
+                                                           const std::string& state) const {
+  const int64_t needed = tensor_bytes + static_cast<int64_t>(state.size()) + kSlackBytes;
   TRAINKIT_ASSIGN_OR_RETURN(const int64_t free_bytes, folder.free_bytes());
-  if (free_bytes < needed) return no_space(free_bytes);
+  if (free_bytes < needed) return detail::no_space(folder.path(), step, free_bytes, needed);
+  return needed;
+}
 
-  const std::string temporary = temporary_name(step_name(step));
+absl::Status CheckpointStore::Impl::finish(const std::string& temporary, int64_t step, int64_t needed,
+                                           absl::Status status) {
   bool swapped = false;
-  absl::Status status = impl_->write(temporary, step, contents, state);
-  if (status.ok()) status = impl_->put_in_place(temporary, step, swapped);
+  if (status.ok()) status = put_in_place(temporary, step, swapped);
   if (status.ok()) status = write_file_atomically(folder, kLatestFile, step_name(step) + "\n");
   if (!status.ok()) {
     // After a swap the temporary name holds the last good checkpoint, see Note [Checkpoint commit].
     if (!swapped) folder.remove_tree(temporary).IgnoreError();
     const auto left = folder.free_bytes();
     const auto error = error_of(status);
-    return error && error->id == "storage.full" ? no_space(left.value_or(0)) : status;
+    return error && error->id == "storage.full" ? detail::no_space(folder.path(), step, left.value_or(0), needed)
+                                                : status;
   }
-  impl_->retention = impl_->drop_old(step);
+  retention = drop_old(step);
   return absl::OkStatus();
+}
+
+absl::Status CheckpointStore::save(int64_t step, const CheckpointContents& contents) {
+  TORCH_CHECK_VALUE(step >= 0, "a checkpoint's step must be >= 0, got ", step);
+  const std::lock_guard lock(impl_->mutex);
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string state, detail::state_to_json(contents.state));
+  TRAINKIT_ASSIGN_OR_RETURN(const int64_t model_bytes, safetensors_bytes(contents.model));
+  TRAINKIT_ASSIGN_OR_RETURN(const int64_t optimizer_bytes, safetensors_bytes(contents.optimizer));
+  TRAINKIT_ASSIGN_OR_RETURN(const int64_t needed, impl_->check_space(step, model_bytes + optimizer_bytes, state));
+  const std::string temporary = temporary_name(step_name(step));
+  return impl_->finish(temporary, step, needed, impl_->write(temporary, step, contents, state));
 }
 
 absl::StatusOr<CheckpointContents> CheckpointStore::load(int64_t step) const { return load_step(impl_->folder, step); }

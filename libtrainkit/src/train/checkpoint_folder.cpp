@@ -27,6 +27,17 @@ std::optional<int64_t> parse_step(std::string_view name) {
 
 absl::Status as_weights(const absl::Status& status) { return reclassify(status, ExitCode::kWeights, "ckpt.file"); }
 
+absl::Status no_space(const std::string& folder, int64_t step, int64_t free_bytes, int64_t needed) {
+  return to_status({.exit_code = ExitCode::kStorage,
+                    .id = "ckpt.space",
+                    .where = folder,
+                    .field = step_name(step),
+                    .problem = "not enough disk space for this checkpoint; earlier checkpoints are unchanged",
+                    .got = describe_bytes(free_bytes) + " free",
+                    .expected = describe_bytes(needed)},
+                   absl::StatusCode::kResourceExhausted);
+}
+
 absl::StatusOr<std::vector<int64_t>> list_steps(const Directory& folder) {
   TRAINKIT_ASSIGN_OR_RETURN(const auto names, folder.list());
   std::vector<int64_t> steps;

@@ -31,6 +31,9 @@ std::optional<int64_t> parse_step(std::string_view name);
 /// Makes an error of exit code 5 of an error of a file.
 absl::Status as_weights(const absl::Status& status);
 
+/// Makes the error of a full disk: `folder` has `free_bytes`, the checkpoint needs `needed`.
+absl::Status no_space(const std::string& folder, int64_t step, int64_t free_bytes, int64_t needed);
+
 /// Returns the steps of the folder's checkpoints, in ascending order.
 absl::StatusOr<std::vector<int64_t>> list_steps(const Directory& folder);
 /// Verifies the files of a checkpoint.

@@ -17,11 +17,8 @@ CheckpointContents detail::snapshot_into(const CheckpointContents& contents, Hos
   }
   std::vector<at::Tensor> tensors;
   for (const at::Tensor* place : places) tensors.push_back(*place);
-  std::vector<at::Tensor> on_host = copy_to_host(tensors, buffer);
-  for (size_t i = 0; i < places.size(); ++i) {
-    const bool is_live = tensors[i].defined() && tensors[i].is_cpu();
-    *places[i] = is_live ? tensors[i].detach().clone() : std::move(on_host[i]);
-  }
+  std::vector<at::Tensor> on_host = copy_to_host(tensors, buffer, /*copies_cpu=*/true);
+  for (size_t i = 0; i < places.size(); ++i) *places[i] = std::move(on_host[i]);
   return copy;
 }
 

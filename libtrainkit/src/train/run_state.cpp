@@ -151,15 +151,13 @@ absl::Status check_shape(const RunShape& saved, const RunShape& now) {
 // in optimizer.safetensors as "live.<name>". A run resumed without averages takes these; a run resumed with averages
 // from a checkpoint without them starts to average there.
 
-constexpr std::string_view kLive = "live.";
-
 /// Replaces the weights in `model` by the averages, and adds the weights to `others` under "live.".
 void put_averages(const NamedTensors& averages, NamedTensors& model, NamedTensors& others) {
   for (const auto& [name, average] : averages) {
     const auto is_named = [&name = name](const auto& tensor) { return tensor.first == name; };
     const auto weight = std::find_if(model.begin(), model.end(), is_named);
     TORCH_CHECK(weight != model.end(), "parameter '", name, "' of the optimizer is not in the model");
-    others.emplace_back(std::string(kLive) + name, std::exchange(weight->second, average));
+    others.emplace_back(std::string(kLivePrefix) + name, std::exchange(weight->second, average));
   }
 }
 
@@ -190,8 +188,8 @@ absl::Status load_model(const CheckpointContents& contents, const CheckpointPath
   StateDict optimizer = sub_state(contents.state, "optimizer");
   std::map<std::string, at::Tensor> live;
   for (const auto& [name, tensor] : contents.optimizer) {
-    if (name.starts_with(kLive))
-      live[name.substr(kLive.size())] = tensor;
+    if (name.starts_with(kLivePrefix))
+      live[name.substr(kLivePrefix.size())] = tensor;
     else
       optimizer[name] = tensor;
   }
@@ -247,12 +245,8 @@ absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunP
   TRAINKIT_ASSIGN_OR_RETURN(const StateDict rows, gather_rows(parts.devices.process_group(), progress.rows));
   const bool is_first = !parts.devices.process_group() || parts.devices.process_group()->rank() == 0;
   if (!is_first && !parts.devices.shards()) return contents;  // only the first rank writes
-  if (is_first) {
-    contents.model = named_tensors(*parts.devices.module());
-    put_averages(parts.averages, contents.model, contents.optimizer);
-  } else {
-    contents.model = parts.averages;  // this rank's parts, for gather_checkpoint()
-  }
+  contents.model = named_tensors(*parts.devices.module());
+  put_averages(parts.averages, contents.model, contents.optimizer);
   // The optimizer's tensors go to their own file, its scalars to the state.
   for (auto& [name, value] : parts.optimizer.state_dict()) {
     if (const at::Tensor* tensor = std::get_if<at::Tensor>(&value)) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "train/sharded_copies.h"
@@ -65,8 +66,11 @@ struct RunShape {
 /// Reads the shape of the run that wrote a checkpoint.
 RunShape saved_shape(const StateDict& state);
 
+/// Prefix of the trained weights in a checkpoint with averages, see Note [Averages in a checkpoint].
+inline constexpr std::string_view kLivePrefix = "live.";
+
 /// Collects the state of a run. Every rank must call it, since each has its own random generators. With sharding each
-/// rank's result has its own parts: pass it to gather_checkpoint().
+/// rank's result has its own parts: pass it to keep_own_parts() or gather_checkpoint().
 absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunProgress& progress,
                                                const RunShape& shape, const StateDict& config);
 

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "train/run_state.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit::detail {
@@ -17,6 +18,29 @@ PartsByName parts_by_name(const Optimizer& optimizer) {
   }
   return parts;
 }
+
+namespace {
+
+/// Tensors in one order on all ranks: the parameter's part, and the place of the part of a tensor that belongs to it.
+using OwnParts = std::map<std::string, std::pair<const at::Tensor*, at::Tensor*>>;
+
+/// Replaces parts by whole tensors on rank 0.
+void gather(const OwnParts& own, const ParameterShards& shards) {
+  std::vector<std::pair<at::Tensor, at::Tensor>> pairs;
+  for (const auto& [key, entry] : own) pairs.emplace_back(*entry.first, *entry.second);
+  std::vector<at::Tensor> whole = shards.gather(pairs);
+  size_t i = 0;
+  for (const auto& [key, entry] : own) *entry.second = std::move(whole[i++]);
+}
+
+DividedTensor describe(DividedTensor::Kind kind, const at::Tensor& part, const ParameterShards& shards) {
+  return {.kind = kind,
+          .part = part,
+          .shape = shards.shape_of(part).vec(),
+          .cuts = shards.is_row_major(part) ? shards.cuts(part) : std::vector<int64_t>()};
+}
+
+}  // namespace
 
 const at::Tensor* part_of_entry(const std::string& key, const PartsByName& parts) {
   constexpr std::string_view kState = "state.";
@@ -59,7 +83,7 @@ void add_shards(Optimizer& optimizer, std::vector<ParamGroup> groups, DeviceRepl
 absl::Status gather_checkpoint(CheckpointContents& contents, const NamedTensors& averages, const Optimizer& optimizer,
                                const ParameterShards& shards) try {
   const PartsByName parts = parts_by_name(optimizer);
-  std::map<std::string, std::pair<const at::Tensor*, at::Tensor*>> divided;  // in one order on all ranks
+  OwnParts divided;
   for (auto& [key, tensor] : contents.optimizer) {
     if (const at::Tensor* part = part_of_entry(key, parts)) divided[key] = {part, &tensor};
   }
@@ -68,11 +92,63 @@ absl::Status gather_checkpoint(CheckpointContents& contents, const NamedTensors&
   for (auto& [name, tensor] : contents.model) {
     if (averaged.contains(name)) divided["average." + name] = {&parts.at(name), &tensor};
   }
-  std::vector<std::pair<at::Tensor, at::Tensor>> pairs;
-  for (const auto& [key, entry] : divided) pairs.emplace_back(*entry.first, *entry.second);
-  std::vector<at::Tensor> whole = shards.gather(pairs);
-  size_t i = 0;
-  for (const auto& [key, entry] : divided) *entry.second = std::move(whole[i++]);
+  gather(divided, shards);
+  return absl::OkStatus();
+} catch (...) {
+  return status_from_current_exception();
+}
+
+DividedCheckpoint keep_own_parts(CheckpointContents& contents, const NamedTensors& averages,
+                                 const torch::nn::Module& model, const Optimizer& optimizer,
+                                 const ParameterShards& shards) {
+  const PartsByName parts = parts_by_name(optimizer);
+  std::set<std::string> averaged;
+  for (const auto& [name, average] : averages) averaged.insert(name);
+  std::map<std::string, at::Tensor> parameters;
+  for (const auto& item : model.named_parameters()) parameters[item.key()] = item.value();
+  // Weights that are not row-major stay whole: rank 0 has them.
+  const auto weight_part = [&](const std::string& name) -> const at::Tensor* {
+    const auto found = parameters.find(name);
+    const at::Tensor* part = found == parameters.end() ? nullptr : shards.find_part(found->second);
+    return part && shards.is_row_major(*part) ? part : nullptr;
+  };
+  const auto divide = [&](NamedTensors& tensors, DividedTensors& divided, const auto& part_and_kind) {
+    std::erase_if(tensors, [&](auto& named) {
+      const auto& [part, kind] = part_and_kind(named.first);
+      if (!part) return shards.rank() > 0;
+      divided[named.first] = describe(kind, *part, shards);
+      if (kind == DividedTensor::kWeight) named.second = *part;
+      return false;
+    });
+  };
+  DividedCheckpoint divided;
+  using Found = std::pair<const at::Tensor*, DividedTensor::Kind>;
+  divide(contents.model, divided.model, [&](const std::string& name) -> Found {
+    if (averaged.contains(name)) return {&parts.at(name), DividedTensor::kAverage};
+    return {weight_part(name), DividedTensor::kWeight};
+  });
+  divide(contents.optimizer, divided.optimizer, [&](const std::string& name) -> Found {
+    if (name.starts_with(kLivePrefix)) return {weight_part(name.substr(kLivePrefix.size())), DividedTensor::kWeight};
+    return {part_of_entry(name, parts), DividedTensor::kState};
+  });
+  return divided;
+}
+
+absl::Status gather_parts(CheckpointContents& contents, const DividedCheckpoint& divided, bool all,
+                          const ParameterShards& shards) try {
+  for (const auto kind : {DividedTensor::kWeight, DividedTensor::kAverage, DividedTensor::kState}) {
+    OwnParts own;
+    const auto add = [&](NamedTensors& tensors, const DividedTensors& places) {
+      for (auto& [name, tensor] : tensors) {
+        const auto found = places.find(name);
+        if (found == places.end() || found->second.kind != kind || (!all && !found->second.cuts.empty())) continue;
+        own[name] = {&found->second.part, &tensor};
+      }
+    };
+    add(contents.model, divided.model);
+    add(contents.optimizer, divided.optimizer);
+    if (!own.empty()) gather(own, shards);
+  }
   return absl::OkStatus();
 } catch (...) {
   return status_from_current_exception();

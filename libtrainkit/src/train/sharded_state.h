@@ -5,6 +5,7 @@
 #include <string>
 
 #include "distributed/parameter_shards.h"
+#include "train/save_together.h"
 #include "trainkit/core/state_dict.h"
 #include "trainkit/io/safetensors.h"
 #include "trainkit/optim/optimizer.h"
@@ -31,6 +32,17 @@ const at::Tensor* part_of_entry(const std::string& key, const PartsByName& parts
 /// rank 0's result is complete. Blocks; another thread may train meanwhile. Error of exit code 8: a rank is lost.
 absl::Status gather_checkpoint(CheckpointContents& contents, const NamedTensors& averages, const Optimizer& optimizer,
                                const ParameterShards& shards);
+
+/// Reduces `contents`, all of collect_run(), to the tensors that this rank writes when all ranks save together: its
+/// parts of the divided ones and, on rank 0, the others. Copies no tensor. Returns the divided tensors.
+DividedCheckpoint keep_own_parts(CheckpointContents& contents, const NamedTensors& averages,
+                                 const torch::nn::Module& model, const Optimizer& optimizer,
+                                 const ParameterShards& shards);
+
+/// Replaces this rank's parts by whole tensors on rank 0, as gather_checkpoint() does: those of all divided tensors, or
+/// of the ones without cuts. Tensors of the other ranks are undefined afterwards.
+absl::Status gather_parts(CheckpointContents& contents, const DividedCheckpoint& divided, bool all,
+                          const ParameterShards& shards);
 
 /// Loads the averages from whole tensors by name.
 void load_averages(const NamedTensors& averages, const std::map<std::string, at::Tensor>& whole,

@@ -4,6 +4,7 @@
 #include <absl/status/statusor.h>
 #include <c10/util/FunctionRef.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -146,9 +147,13 @@ class TrainingRun {
 
   double end_pause(Clock::time_point start);
 
-  /// Saves a checkpoint. The first rank writes it in a background thread; training continues as soon as the state is
-  /// copied. See Note [Background saves] in background_saves.cpp.
+  /// Saves a checkpoint. The first rank (with sharding every rank) writes it in a background thread; training continues
+  /// as soon as the state is copied. See Note [Background saves] in background_saves.cpp.
   absl::Status save();
+
+  /// Starts a save in which each rank writes its parts of the divided training state.
+  void begin_save_together(CheckpointContents contents, const absl::Status& logged,
+                           const detail::ParameterShards& shards);
 
   /// Waits for the running save, if any. All ranks continue, or all end. Call it before reading or naming the last
   /// checkpoint.
@@ -156,6 +161,9 @@ class TrainingRun {
 
   /// Warns once if older checkpoints cannot be deleted.
   void warn_of_old_checkpoints();
+
+  /// Logs once if the ranks have no common file system to write a checkpoint together.
+  void warn_of_separate_disks();
 
   /// Ends the run soon after a failed save. Several ranks learn of it together, in finish_save().
   absl::Status check_background_save() { return !group_ && saves_.has_ended() ? finish_save() : absl::OkStatus(); }
@@ -181,6 +189,7 @@ class TrainingRun {
   ProcessGroup* group_;  // nullptr: one process
   std::unique_ptr<LRScheduler> scheduler_;
   TrainStep step_;
+  std::atomic<bool> wrote_alone_{false};  // set by the thread of saves_
   BackgroundSaves saves_;
 
   RunProgress progress_;
@@ -188,6 +197,7 @@ class TrainingRun {
   int64_t first_step_ = 0;
   int64_t last_saved_ = -1;
   bool warned_of_old_checkpoints_ = false;
+  bool warned_of_separate_disks_ = false;
   SkippedSteps skipped_;
   StepRecords records_;
   StopPolicy stop_;

@@ -73,12 +73,15 @@ class Descriptor {
 
 }  // namespace detail
 
-/// Writes a new file sequentially. One thread at a time.
+/// Writes a new file sequentially, or any ranges of a file. One thread at a time.
 class WritableFile {
  public:
-  /// Writes all bytes; continues after an interrupted or short write.
+  /// Writes all bytes after those of the last append; continues after an interrupted or short write.
   absl::Status append(const void* data, size_t size);
   absl::Status append(std::string_view bytes) { return append(bytes.data(), bytes.size()); }
+  /// Writes all bytes at `offset`, and extends the file if it ends before. Counts for neither size_bytes() nor
+  /// digest().
+  absl::Status write_at(int64_t offset, const void* data, size_t size);
   /// Flushes the contents to the disk (fsync) and blocks until they are there. After a failure the contents are unknown
   /// and every later call fails too: Linux drops pages that it could not write, and a second fsync would report
   /// success.
@@ -86,9 +89,10 @@ class WritableFile {
   /// Closes the file. The destructor closes it too, but ignores errors.
   absl::Status close();
 
+  /// Number of appended bytes.
   int64_t size_bytes() const { return size_bytes_; }
   const std::string& path() const { return path_; }
-  /// Digest of the bytes written so far.
+  /// Digest of the appended bytes.
   const Digest& digest() const { return digest_; }
 
  private:
@@ -133,6 +137,9 @@ class Directory {
  public:
   /// Creates a new, empty file (O_CREAT | O_EXCL, mode 0600). Returns kAlreadyExists if the name is taken.
   absl::StatusOr<WritableFile> create_file(const std::string& name) const;
+  /// Opens an existing regular file for write_at(); keeps its contents. Returns kFailedPrecondition for a link, also
+  /// for a file with several hard links, or any other type of entry.
+  absl::StatusOr<WritableFile> open_for_writing(const std::string& name) const;
   /// Opens a regular file. Returns kFailedPrecondition for a link or any other type of entry.
   absl::StatusOr<ReadableFile> open_file(const std::string& name) const;
   absl::StatusOr<std::string> read_file(const std::string& name, int64_t max_bytes) const;

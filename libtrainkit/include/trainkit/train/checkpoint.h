@@ -22,6 +22,10 @@ class Module;
 
 namespace trainkit {
 
+namespace detail {
+class CheckpointDraft;
+}
+
 // ---- Saves and loads crash-safe checkpoints. docs/formats/checkpoint.md specifies the format.
 
 /// State that a run needs to resume.
@@ -102,6 +106,7 @@ class CheckpointStore {
   const std::string& path() const;
 
  private:
+  friend class detail::CheckpointDraft;  // writes a checkpoint together with other ranks
   struct Impl;
   explicit CheckpointStore(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
