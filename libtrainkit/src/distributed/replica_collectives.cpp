@@ -23,7 +23,7 @@ ReplicaCollectives::ReplicaCollectives(const std::vector<at::Device>& devices)
   streams_.check_available();
 }
 
-void ReplicaCollectives::all_reduce(int64_t replica, at::Tensor& tensor) {
+void ReplicaCollectives::all_reduce(int64_t replica, const at::Tensor& tensor) {
   const auto own = static_cast<size_t>(replica);
   const ShardCollectives::Work work = start(own, tensor, &ReplicaStreams::all_reduce);
   wait(own, static_cast<const RoundWork&>(*work).number);

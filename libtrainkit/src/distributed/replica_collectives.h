@@ -31,15 +31,15 @@ namespace trainkit::detail {
 // launched are still running then: abandon() makes the devices wait for them, so that their memory can be reused.
 
 /// Owned by DataParallel and called by its thread, except for the functions of a replica.
-class ReplicaCollectives final : public ReplicaGroup {
+class ReplicaCollectives {
  public:
   explicit ReplicaCollectives(const std::vector<at::Device>& devices);
   ReplicaCollectives(const ReplicaCollectives&) = delete;
   ReplicaCollectives& operator=(const ReplicaCollectives&) = delete;
 
-  int64_t size() const override { return static_cast<int64_t>(replicas_); }
-  /// Blocks until every replica has called it, but not until the devices are done.
-  void all_reduce(int64_t replica, at::Tensor& tensor) override;
+  /// Sums a contiguous tensor on the replica's device over all replicas, in place. Blocks until every replica has
+  /// called it, but not until the devices are done.
+  void all_reduce(int64_t replica, const at::Tensor& tensor);
   /// The collectives of a replica for its ParameterShards.
   ShardCollectives of(int64_t replica);
 
