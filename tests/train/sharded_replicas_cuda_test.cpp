@@ -458,6 +458,7 @@ struct ThreeVectorsImpl : torch::nn::Module {
 TORCH_MODULE(ThreeVectors);
 
 int64_t allocated_on(c10::DeviceIndex gpu) {
+  at::empty({1}, at::Device(at::kCUDA, gpu));  // initialises the allocator
   return c10::cuda::CUDACachingAllocator::getDeviceStats(gpu).allocated_bytes[0].current;
 }
 

@@ -44,6 +44,19 @@ std::chrono::microseconds next_look(detail::StepClock::duration waited) {
   return std::clamp(std::chrono::duration_cast<microseconds>(waited / 4), microseconds(20), microseconds(2000));
 }
 
+/// Returns why the votes of a step contradict each other: those of a lost rank are missing, or else `problem`. The
+/// device may end the step before the watch notices the loss.
+absl::Status loss_or(detail::GraphRanks& ranks, const absl::Status& problem) {
+  constexpr std::chrono::seconds kPatience{5};
+  const detail::StepClock::time_point started = detail::StepClock::now();
+  while (detail::StepClock::now() - started < kPatience) {
+    const absl::Status lost = ranks.check("a step on the devices", started);
+    if (!lost.ok()) return lost;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return problem;
+}
+
 }  // namespace
 
 bool TrainStep::meets_every_run() const { return reduces_every_run() || collective_backward_; }
@@ -99,7 +112,9 @@ void TrainStep::await(size_t place) const {
 void TrainStep::read_votes(size_t place) {
   await(place);
   const int64_t step = *votes_->pending(place);
-  const StepVerdict verdict = votes_->read(place).value();
+  const absl::StatusOr<StepVerdict> read = votes_->read(place);
+  if (!read.ok()) throw absl::BadStatusOrAccess(loss_or(*graph_ranks_, read.status()));
+  const StepVerdict& verdict = *read;
   if (!verdict.ok()) throw absl::BadStatusOrAccess(detail::failed_elsewhere(verdict, step));
   late_->stop = std::max(late_->stop, verdict.stop);
   late_->save |= verdict.save;
