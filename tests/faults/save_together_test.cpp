@@ -107,6 +107,7 @@ struct Job {
   std::array<const Fs*, kRanks> views = {};  // of each rank; null: fs
   Meeting meeting = {};
   int64_t gathers = 0;  // of everything
+  int64_t round_bytes = 1 << 20;
 };
 
 /// All ranks save; returns their results.
@@ -133,7 +134,8 @@ std::vector<absl::Status> save_all(Job& job, CheckpointStore& store, int64_t ste
                                       if (name == "strided") tensor = whole.model.back().second;
                                     }
                                     return absl::OkStatus();
-                                  }};
+                                  },
+                              .round_bytes = job.round_bytes};
       const auto r = static_cast<size_t>(rank);
       results[r] = trainkit::detail::save_together(saving, step, part_of_rank(rank, salt), places, ready[r]);
     });
@@ -245,6 +247,16 @@ TEST_CASE("A checkpoint that ranks write together has the bytes of one that a si
   const auto files = files_of(*disk);
   CHECK(files.size() == 5);
   CHECK(files == files_of(alone));
+}
+
+TEST_CASE("Ranks that exchange messages after every tensor write the same bytes", "[faults][checkpoint][sharding]") {
+  FaultDisk disk;
+  Fs fs(disk);
+  Job job{.fs = &fs, .round_bytes = 1};
+  auto store = CheckpointStore::open(kJointFolder, {.fs = &fs}).value();
+  for (const absl::Status& status : save_all(job, store, 10, 0)) CHECK(status == absl::OkStatus());
+  CHECK(job.meeting.rounds() > 5);
+  CHECK(files_of(disk) == files_of(*disk_after({10})));
 }
 
 TEST_CASE("Ranks that die at any call of a save that they write together leave the previous checkpoint or the new one",

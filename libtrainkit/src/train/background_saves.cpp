@@ -47,6 +47,10 @@ bool BackgroundSaves::keeps_buffer(std::optional<TimePoint> before, TimePoint no
   return before && now - *before <= std::chrono::minutes(1);
 }
 
+void BackgroundSaves::release_unused_buffer() {
+  if (!keeps_buffer(begun_, std::chrono::steady_clock::now())) buffer_.release();
+}
+
 void BackgroundSaves::begin(int64_t step, const CheckpointContents& contents, const absl::Status& logged,
                             const Gather& gather) {
   step_ = step;
@@ -74,7 +78,6 @@ absl::Status BackgroundSaves::write(int64_t step, CheckpointContents contents, c
 }
 
 std::future<absl::Status> BackgroundSaves::write_in_background(const CheckpointContents& contents, const Write& write) {
-  const bool keep_buffer = keeps_buffer(begun_, std::chrono::steady_clock::now());
   begun_ = std::chrono::steady_clock::now();
   std::optional<CheckpointContents> copy;
   try {
@@ -83,7 +86,6 @@ std::future<absl::Status> BackgroundSaves::write_in_background(const CheckpointC
     if (!absl::IsResourceExhausted(status_from_current_exception())) throw;
     return ready_future(write(contents));  // no memory for a copy: training waits for the save
   }
-  if (!keep_buffer) buffer_.release();
   is_writing_ = true;
   return std::async(std::launch::async, [this, write, copy = *std::move(copy)]() mutable {
     absl::Status status;

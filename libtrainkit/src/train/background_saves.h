@@ -22,7 +22,7 @@ namespace trainkit {
 /// See Note [Background saves].
 ///
 /// Copies all tensors into one buffer, which is page-locked if they come from a GPU, with one wait. The buffer is kept
-/// for the next save if saves begin within a minute of each other; else it is freed once the file is written.
+/// for a minute, for the next save; then release_unused_buffer() frees it.
 class BackgroundSaves {
  public:
   /// @param group nullptr means one process.
@@ -59,8 +59,11 @@ class BackgroundSaves {
   /// Waits for the running save. All ranks return an error or none does: exit code 8 if another rank could not save.
   absl::Status finish();
 
+  /// Frees the buffer if the last save began more than a minute ago, once its file is written. Called after each step.
+  void release_unused_buffer();
+
   using TimePoint = std::chrono::steady_clock::time_point;
-  /// Returns whether a save that begins now keeps the buffer; `before` is the start of the previous save.
+  /// Returns whether the buffer of the last save, which began at `before`, is kept now.
   static bool keeps_buffer(std::optional<TimePoint> before, TimePoint now);
 
  private:

@@ -28,8 +28,8 @@ namespace {
 //    rank does not, as on several machines without a shared file system, rank 0 removes the folder, gathers all parts
 //    and writes alone.
 // 3. Parts that are not ranges of the file (channels_last) are gathered to rank 0.
-// 4. Every rank writes its parts and flushes them, at most kRoundBytes between two messages, so that a slow disk is not
-//    taken for a lost rank and an error of one rank stops all soon.
+// 4. Every rank writes its parts and flushes them, about SavingRank::round_bytes between two messages, so that a slow
+//    disk is not taken for a lost rank and an error of one rank stops all soon.
 // 5. Rank 0 reads the files back for their digests, and compares each rank's bytes with the digest that it reported:
 //    this finds a part that has not arrived. Then it puts the checkpoint in place, see Note [Checkpoint commit].
 // After steps 1, 2 and 4 all ranks exchange messages that contain their errors, so all take the same decision. Nobody
@@ -37,7 +37,6 @@ namespace {
 // they have closed their files. If a rank is lost, the exchange fails on the others, and rank 0 removes the folder.
 
 constexpr int64_t kMessageBytes = 8192;
-constexpr int64_t kRoundBytes = int64_t{1} << 30;
 
 /// Calls `function` and turns exceptions into a Status.
 template <class Function>
@@ -177,11 +176,11 @@ absl::Status SaveTogether::save_alone() {
   return is_first() ? attempt([&] { return rank_.store->save(step_, contents_); }) : absl::OkStatus();
 }
 
-/// Writes tensors of about kRoundBytes; closes the files after the last one.
+/// Writes tensors of about round_bytes; closes the files after the last one.
 absl::Status SaveTogether::write_round() {
-  TRAINKIT_RETURN_IF_ERROR(model_->write(kRoundBytes));
+  TRAINKIT_RETURN_IF_ERROR(model_->write(rank_.round_bytes));
   if (!model_->is_written()) return absl::OkStatus();
-  TRAINKIT_RETURN_IF_ERROR(optimizer_->write(kRoundBytes));
+  TRAINKIT_RETURN_IF_ERROR(optimizer_->write(rank_.round_bytes));
   if (!optimizer_->is_written()) return absl::OkStatus();
   TRAINKIT_RETURN_IF_ERROR(model_->close());
   return optimizer_->close();

@@ -29,6 +29,8 @@ struct SavingRank {
   std::function<at::Tensor(const at::Tensor& own)> exchange;
   /// Gives rank 0 the whole tensors in place of its parts: of all divided tensors, or only of those without cuts.
   std::function<absl::Status(CheckpointContents& contents, bool all)> gather;
+  /// Bytes that a rank writes between two messages, about: a slow disk must not be taken for a lost rank.
+  int64_t round_bytes = int64_t{1} << 30;
   /// Called on rank 0 before it gathers everything and writes alone; may be null.
   std::function<void()> on_alone = nullptr;
 };

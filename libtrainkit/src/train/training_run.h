@@ -166,7 +166,10 @@ class TrainingRun {
   void warn_of_separate_disks();
 
   /// Ends the run soon after a failed save. Several ranks learn of it together, in finish_save().
-  absl::Status check_background_save() { return !group_ && saves_.has_ended() ? finish_save() : absl::OkStatus(); }
+  absl::Status check_background_save() {
+    saves_.release_unused_buffer();
+    return !group_ && saves_.has_ended() ? finish_save() : absl::OkStatus();
+  }
 
   RunShape shape() const;
 
