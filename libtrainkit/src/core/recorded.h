@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <initializer_list>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -52,12 +53,13 @@ class ExchangeScope {
 /// one.
 class ProfileStage {
  public:
-  explicit ProfileStage(const char* name) : record_(at::RecordScope::USER_SCOPE) {
-    if (record_.isActive()) record_.before(name);
+  explicit ProfileStage(const char* name) {
+    auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
+    if (callbacks) record_.emplace(*std::move(callbacks)).before(name);
   }
 
  private:
-  at::RecordFunction record_;
+  std::optional<at::RecordFunction> record_;
 };
 
 }  // namespace trainkit::detail

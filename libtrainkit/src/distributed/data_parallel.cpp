@@ -95,13 +95,14 @@ void ReplicaThreads::loop(int64_t replica, int intra_op_threads) {
 
 void LocalGroup::all_reduce(int64_t replica, at::Tensor& tensor) {
   const c10::AutoGradMode no_grad(false);
+  if (of_gpus_ && !tensor.is_cpu()) return of_gpus_->all_reduce(replica, tensor);
   std::unique_lock lock(mutex_);
   const uint64_t round = round_;
   tensors_[static_cast<size_t>(replica)] = &tensor;
   if (!aborted_ && ++arrived_ == size()) {
     // See Note [Replica barrier].
     at::Tensor sum = tensors_[0]->clone();
-    for (size_t i = 1; i < tensors_.size(); ++i) sum.add_(tensors_[i]->to(sum.device()));
+    for (size_t i = 1; i < tensors_.size(); ++i) sum.add_(*tensors_[i]);
     for (at::Tensor* one : tensors_) one->copy_(sum);
     arrived_ = 0;
     ++round_;
@@ -158,9 +159,12 @@ DataParallel::DataParallel(std::vector<std::shared_ptr<torch::nn::Module>> modul
     }
   }
   synchronize();
-  if (devices_.size() > 1 && !devices_[0].is_cpu()) collectives_ = std::make_unique<ReplicaCollectives>(devices_);
+  if (devices_.size() > 1 && !devices_[0].is_cpu()) {
+    collectives_ = std::make_unique<ReplicaCollectives>(devices_);
+    group_.use(*collectives_);
+  }
   for (size_t i = 0; i < modules_.size(); ++i) {
-    bind_replica(*modules_[i], group(), static_cast<int64_t>(i));
+    bind_replica(*modules_[i], group_, static_cast<int64_t>(i));
     parameters_.push_back(trained_parameters(*modules_[i]));
     buffers_.push_back(replica_buffers(*modules_[i]));
     TORCH_CHECK_VALUE(parameters_[i].size() == parameters_[0].size(),
@@ -191,8 +195,6 @@ void DataParallel::synchronize() {
     for (size_t b = 0; b < buffers.size(); ++b) at::Tensor(to_buffers[b].second).copy_(buffers[b].second);
   }
 }
-
-ReplicaGroup& DataParallel::group() { return collectives_ ? static_cast<ReplicaGroup&>(*collectives_) : group_; }
 
 StepSeed::Replicas DataParallel::numbered_devices() const {
   StepSeed::Replicas replicas;

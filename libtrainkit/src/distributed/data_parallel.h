@@ -45,13 +45,15 @@ class ReplicaThreads {
   std::vector<std::thread> threads_;
 };
 
-/// Sums over the replicas of a process at an abortable barrier. See Note [Replica barrier].
+/// Sums over the replicas of a process: tensors on GPUs by NCCL, others at an abortable barrier. See
+/// Note [Replica barrier].
 class LocalGroup final : public ReplicaGroup {
  public:
   explicit LocalGroup(int64_t size) : tensors_(static_cast<size_t>(size)) {}
 
   int64_t size() const override { return static_cast<int64_t>(tensors_.size()); }
   void all_reduce(int64_t replica, at::Tensor& tensor) override;
+  void use(ReplicaCollectives& of_gpus) { of_gpus_ = &of_gpus; }
   /// Makes current and later callers of all_reduce throw until reset().
   void abort();
   void reset();
@@ -59,6 +61,7 @@ class LocalGroup final : public ReplicaGroup {
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
+  ReplicaCollectives* of_gpus_ = nullptr;  // null on the CPU
   std::vector<at::Tensor*> tensors_;
   int64_t arrived_ = 0;
   uint64_t round_ = 0;
@@ -76,7 +79,7 @@ class DataParallel final : public DeviceReplicator, public GraphReplicas {
   int64_t weight_copies() const override { return share_weights_ ? 1 : replicas(); }
   at::Device device(int64_t replica = 0) const override { return devices_.at(static_cast<size_t>(replica)); }
   const std::shared_ptr<torch::nn::Module>& module(int64_t replica = 0) const override;
-  ReplicaGroup& group() override;
+  ReplicaGroup& group() override { return group_; }
   Sharding sharding() const override { return collectives_ ? options_.sharding : Sharding::kNone; }
   void divide_parameters(const std::function<bool(const at::Tensor&)>& is_whole) override;
   ParameterShards* shards(int64_t copy = 0) const override;

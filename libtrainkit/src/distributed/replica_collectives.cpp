@@ -39,11 +39,7 @@ ShardCollectives ReplicaCollectives::of(int64_t replica) {
       .all_gather = [this, own](const at::Tensor& buffer) { return start(own, buffer, &ReplicaStreams::all_gather); },
       .wait = [this, own](const ShardCollectives::Work& work,
                           const std::string&) { wait(own, static_cast<const RoundWork&>(*work).number); },
-      .all_reduce =
-          [this, replica](const at::Tensor& values) {
-            at::Tensor sum = values;
-            all_reduce(replica, sum);
-          },
+      .all_reduce = [this, replica](const at::Tensor& values) { all_reduce(replica, values); },
       .empty_cache = [] { at::getDeviceAllocator(at::kCUDA)->emptyCache(); }};
 }
 

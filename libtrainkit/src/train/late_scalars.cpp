@@ -16,6 +16,16 @@ namespace trainkit {
 // recorded on the same stream after the copy tells when the host may read it: ready() queries the event and never
 // waits.
 
+namespace {
+
+/// Reads a scalar on the CPU.
+double value_of(const at::Tensor& scalar) {
+  if (!scalar.defined()) return std::numeric_limits<double>::quiet_NaN();
+  return scalar.scalar_type() == at::kFloat ? *scalar.const_data_ptr<float>() : scalar.item<double>();
+}
+
+}  // namespace
+
 LateScalars::LateScalars(const std::vector<at::Tensor>& scalars) {
   const c10::AutoGradMode no_grad(false);
   at::Device device = at::kCPU;
@@ -24,9 +34,7 @@ LateScalars::LateScalars(const std::vector<at::Tensor>& scalars) {
   }
   if (device.is_cpu()) {
     values_.reserve(scalars.size());
-    for (const at::Tensor& scalar : scalars) {
-      values_.push_back(scalar.defined() ? scalar.item<double>() : std::numeric_limits<double>::quiet_NaN());
-    }
+    for (const at::Tensor& scalar : scalars) values_.push_back(value_of(scalar));
     return;
   }
   std::vector<at::Tensor> parts;

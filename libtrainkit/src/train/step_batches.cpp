@@ -101,6 +101,7 @@ bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last
     if (!result.output || (result.share == 0 && !collective_backward_)) return at::Tensor();
     const at::Tensor& value = result.output->loss;
     const at::Tensor scaled = result.share == 1.0 ? value : value * result.share;
+    if (!scaler_.enabled()) return scaled;
     const std::lock_guard lock(scaler_mutex_);
     return scaler_.scale(scaled);
   };
@@ -124,7 +125,7 @@ bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last
   }
   if (deferred_) return last ? end_deferred_attempt() : true;
   with_memory([&] {
-    StepMetrics sums = metrics_;
+    StepMetrics sums = parts_ > 0 ? metrics_ : StepMetrics();
     for (const ReplicaResult& result : results_) {
       if (result.output) add_metrics(*result.output, result.share, sums);
     }
@@ -176,7 +177,11 @@ LossOutput TrainStep::forward(int64_t replica, const Batch& shard, const LossFun
 }
 
 void TrainStep::forget_batches() {
-  for (KeptBatch& kept : kept_) kept = {.batch = {}, .memory = std::move(kept.memory)};
+  for (KeptBatch& kept : kept_) {
+    kept.batch = Batch();
+    kept.borrowed_loss = nullptr;
+    kept.own_loss = nullptr;
+  }
   accumulated_ = begun_ = 0;
 }
 

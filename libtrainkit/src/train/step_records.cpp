@@ -1,6 +1,8 @@
 #include "step_records.h"
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <utility>
 
 #include "trainkit/core/error.h"
@@ -9,35 +11,34 @@
 namespace trainkit {
 
 void StepRecords::add(LogRecord record, const StepMetrics& metrics, const std::vector<at::Tensor>& lrs) {
-  Pending pending{.record = std::move(record), .names = {"loss"}};
-  std::vector<at::Tensor> scalars = {metrics.loss};
-  for (const auto& [name, value] : metrics.metrics) {
-    pending.names.push_back(name);
-    scalars.push_back(value);
-  }
-  if (metrics.grad_norm.defined()) {
-    pending.names.push_back("grad_norm");
-    scalars.push_back(metrics.grad_norm);
-  }
+  std::vector<std::pair<std::string, double>> values;
+  values.reserve(metrics.metrics.size() + 2 + record.values.size());
+  std::vector<at::Tensor> scalars;
+  scalars.reserve(metrics.metrics.size() + 2 + lrs.size());
+  const auto add_scalar = [&](const std::string& name, const at::Tensor& scalar) {
+    values.emplace_back(name, 0);  // emit() sets the value
+    scalars.push_back(scalar);
+  };
+  add_scalar("loss", metrics.loss);
+  for (const auto& [name, value] : metrics.metrics) add_scalar(name, value);
+  if (metrics.grad_norm.defined()) add_scalar("grad_norm", metrics.grad_norm);
+  const size_t named = scalars.size();
   scalars.insert(scalars.end(), lrs.begin(), lrs.end());
-  pending.scalars = LateScalars(scalars);
-  pending_.push_back(std::move(pending));
+  std::move(record.values.begin(), record.values.end(), std::back_inserter(values));
+  record.values = std::move(values);
+  pending_.push_back({.record = std::move(record), .named = named, .scalars = LateScalars(scalars)});
 }
 
 absl::Status StepRecords::emit(bool wait) {
   while (!pending_.empty() && (wait || pending_.front().scalars.ready())) {
     Pending pending = std::move(pending_.front());
     pending_.pop_front();
-    const std::vector<double> values = pending.scalars.values();
-    std::vector<std::pair<std::string, double>> named;
-    named.reserve(pending.names.size() + pending.record.values.size());
-    for (size_t i = 0; i < pending.names.size(); ++i) named.emplace_back(std::move(pending.names[i]), values[i]);
-    const auto lrs = values.begin() + static_cast<ptrdiff_t>(pending.names.size());
-    if (lrs != values.end()) pending.record.lr.assign(lrs, values.end());
-    for (auto& value : pending.record.values) named.push_back(std::move(value));
-    pending.record.values = std::move(named);
+    const std::vector<double> scalars = pending.scalars.values();
+    for (size_t i = 0; i < pending.named; ++i) pending.record.values[i].second = scalars[i];
+    const auto lrs = scalars.begin() + static_cast<ptrdiff_t>(pending.named);
+    if (lrs != scalars.end()) pending.record.lr.assign(lrs, scalars.end());
     if (logger_) logger_->log(pending.record);
-    TRAINKIT_RETURN_IF_ERROR(check_finite(values[0], pending.record.step));
+    TRAINKIT_RETURN_IF_ERROR(check_finite(scalars[0], pending.record.step));
   }
   return absl::OkStatus();
 }

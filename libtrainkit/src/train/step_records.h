@@ -34,10 +34,10 @@ class StepRecords {
   absl::Status emit(bool wait);
 
  private:
-  /// A record and the names of its scalars; the learning rates follow them.
+  /// A record and its scalars: its first `named` values, then the learning rates.
   struct Pending {
     LogRecord record = {};
-    std::vector<std::string> names = {};
+    size_t named = 0;
     LateScalars scalars = {};
   };
 

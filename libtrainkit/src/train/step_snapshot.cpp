@@ -7,10 +7,14 @@
 #include <ATen/ops/where.h>
 
 #include <mutex>
+#include <new>
+#include <type_traits>
 
 namespace trainkit::detail {
 
 namespace {
+
+static_assert(std::is_trivially_destructible_v<at::mt19937>);
 
 /// Returns the implementation of the CPU generator, whose engine can be copied without allocating.
 at::CPUGeneratorImpl* cpu(at::Generator& generator) { return at::check_generator<at::CPUGeneratorImpl>(generator); }
@@ -31,9 +35,10 @@ StepSnapshot::StepSnapshot(const DeviceReplicator& devices)
 void StepSnapshot::take() {
   {
     const std::lock_guard lock(cpu_generator_.mutex());
-    kept_engine_ = cpu(cpu_generator_)->engine();
-    kept_normal_ = cpu(cpu_generator_)->next_float_normal_sample();
-    kept_double_normal_ = cpu(cpu_generator_)->next_double_normal_sample();
+    at::CPUGeneratorImpl* generator = cpu(cpu_generator_);
+    new (&kept_engine_) at::mt19937(generator->engine());  // without a temporary of 2.5 KB
+    kept_normal_ = generator->next_float_normal_sample();
+    kept_double_normal_ = generator->next_double_normal_sample();
   }
   kept_generators_.clear();
   for (at::Generator& generator : device_generators_) {
@@ -44,6 +49,7 @@ void StepSnapshot::take() {
 }
 
 void StepSnapshot::take_buffers() {
+  if (buffers_.empty()) return;
   const c10::AutoGradMode no_grad(false);
   if (kept_buffers_.empty()) {
     std::vector<at::Tensor> kept;

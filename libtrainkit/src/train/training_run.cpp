@@ -88,8 +88,8 @@ absl::StatusOr<TrainerResult> TrainingRun::operator()() {
     if (std::exchange(first, false)) monitor_->begin();
     if (batch) {
       interval_rows_ += batch->size() - batch->padding_rows();
-      progress_.rows.add(batch->row_indices());
-      if (group_) vote();  // may be sent with the gradients
+      if (is_saving()) progress_.rows.add(batch->row_indices());  // only checkpoints contain them
+      if (group_) vote();                                         // may be sent with the gradients
       if (measures_now()) real_memory_.emplace(devices_, optimizer_, step_.averages());
       {
         const detail::ProfileStage stage("forward and backward");

@@ -120,13 +120,15 @@ void TrainingRun::average_metrics() {
 }
 
 absl::Status TrainingRun::log_step() {
+  constexpr size_t kUsualValues = 16;
   // All ranks must end at the same step if a loss is not finite. Earlier records are therefore read now on all of
   // them; their copies finished long ago.
   if (group_) TRAINKIT_RETURN_IF_ERROR(records_.emit(/*wait=*/true));
   average_metrics();
   const double seconds = seconds_since(interval_start_);
   LogRecord record{.step = progress_.step, .epoch = epoch_fraction(), .split = "train"};
-  record.values = {{"samples_per_second", static_cast<double>(interval_rows_ * ranks()) / seconds}};
+  record.values.reserve(kUsualValues);
+  record.values.emplace_back("samples_per_second", static_cast<double>(interval_rows_ * ranks()) / seconds);
   if (interval_weight_ > 0) {
     record.values.emplace_back(options_.weight_unit + "_per_second", interval_weight_ / seconds);
   }
@@ -139,9 +141,13 @@ absl::Status TrainingRun::log_step() {
   const std::vector<at::Tensor>& lrs = optimizer_.device_group_lrs();
   if (lrs.empty()) record.lr = optimizer_.group_lrs();
   TRAINKIT_RETURN_IF_ERROR(add_gpus(record));
-  StepMetrics logged = last_metrics_;
-  if (step_.scaler().enabled()) logged.metrics.emplace_back("loss_scale", step_.scaler().get_scale());
-  records_.add(std::move(record), logged, lrs);
+  if (step_.scaler().enabled()) {
+    StepMetrics logged = last_metrics_;
+    logged.metrics.emplace_back("loss_scale", step_.scaler().get_scale());
+    records_.add(std::move(record), logged, lrs);
+  } else {
+    records_.add(std::move(record), last_metrics_, lrs);
+  }
   interval_rows_ = 0;
   interval_weight_ = 0;
   interval_start_ = Clock::now();
