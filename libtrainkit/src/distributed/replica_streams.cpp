@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <exception>
+#include <mutex>
 
 #include "core/recorded.h"
 #ifdef TRAINKIT_WITH_NCCL
@@ -52,6 +53,9 @@ ReplicaStreams::ReplicaStreams(const std::vector<at::Device>& devices) {
 }
 
 void ReplicaStreams::launch(const std::function<void()>& collectives) const {
+  // All objects share communicators, whose launches must have one order on all devices, from whatever thread.
+  static std::mutex one_at_a_time;
+  const std::lock_guard lock(one_at_a_time);
   const ExchangeScope exchange;
   std::exception_ptr failed;
   {
