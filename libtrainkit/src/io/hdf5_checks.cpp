@@ -11,6 +11,7 @@
 #include "io/inflate.h"
 #include "io/mat_source.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit::detail {
