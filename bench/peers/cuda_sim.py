@@ -36,6 +36,8 @@ STRATEGIES = {  # flags, devices, ranks
     "eager": (["--cuda_graph", "off"], 1, 1),
     "dp_3_graph": (["--cuda_graph", "auto", "--use_multi_gpu", "--gpu_ids", "0", "1", "2"], 3, 1),
     "dp_3_eager": (["--cuda_graph", "off", "--use_multi_gpu", "--gpu_ids", "0", "1", "2"], 3, 1),
+    "dp_3_graph_shard_optimizer": (["--cuda_graph", "auto", "--use_multi_gpu", "--gpu_ids", "0", "1", "2", "--shard", "optimizer"], 3, 1),
+    "dp_3_eager_shard_optimizer": (["--cuda_graph", "off", "--use_multi_gpu", "--gpu_ids", "0", "1", "2", "--shard", "optimizer"], 3, 1),
     "ddp_2_graph": (["--cuda_graph", "auto"], 2, 2),
     "ddp_2_graph_shard_optimizer": (["--cuda_graph", "auto", "--shard", "optimizer"], 2, 2),
     "ddp_2_graph_shard_gradients": (["--cuda_graph", "auto", "--shard", "gradients"], 2, 2),
