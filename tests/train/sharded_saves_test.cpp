@@ -44,8 +44,6 @@ struct SavedRun {
   std::string optimizer = "adamw";
   int64_t ranks = 2;
   double ema_decay = 0;
-  bool continue_on_save_error = false;
-  std::function<void(int64_t rank, int64_t step)> on_evaluation = {};
 };
 
 absl::Status run_rank(ProcessGroup& group, const SavedRun& run, const std::string& output_dir) try {
@@ -66,27 +64,15 @@ absl::Status run_rank(ProcessGroup& group, const SavedRun& run, const std::strin
       .rank = group.rank(), .world_size = group.world_size(), .tail = UnevenTail::kPad};
   const auto loader =
       Prefetcher::create(dataset, DistributedSampler(RandomSampler(96, {.seed = 3}), share), {.batch_size = 4}).value();
-  const auto validation =
-      Prefetcher::create(dataset, DistributedSampler(SequentialSampler(96), share), {.batch_size = 48}).value();
-  const TrainerOptions options{.max_epochs = 0,
-                               .max_steps = 6,
-                               .ema_decay = run.ema_decay,
-                               .eval_every = run.on_evaluation ? 2 : 0,
-                               .save_every = 3,
-                               .output_dir = output_dir,
-                               .continue_on_save_error = run.continue_on_save_error};
+  const TrainerOptions options{
+      .max_epochs = 0, .max_steps = 6, .ema_decay = run.ema_decay, .save_every = 3, .output_dir = output_dir};
   auto trainer = run.optimizer == "muon" ? Trainer::create(*devices, Muon({.lr = 0.01}), options)
                                          : Trainer::create(*devices, AdamW({.lr = 0.01}), options);
   TRAINKIT_RETURN_IF_ERROR(trainer.status());
   const auto loss = [](MixedNet& model, const Batch& batch) {
     return at::cross_entropy_loss(model->forward(batch["x"]), batch["y"]);
   };
-  FitOptions fit;
-  if (run.on_evaluation) {
-    fit.validation = validation.get();
-    fit.on_evaluation = [&](int64_t step, Metrics&) { run.on_evaluation(group.rank(), step); };
-  }
-  return trainer->fit(*loader, loss, fit).status();
+  return trainer->fit(*loader, loss).status();
 } catch (...) {
   return status_from_current_exception();
 }
