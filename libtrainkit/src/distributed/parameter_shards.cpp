@@ -204,6 +204,8 @@ void ParameterShards::begin(bool reduces, DeviceReplicator::OnSent on_sent) {
   for (Bucket& bucket : buckets_) {
     bucket.missing = bucket.parameters.size();
     bucket.is_sent = false;
+    bucket.is_gathering = false;  // of an update that failed
+    bucket.gathering = nullptr;
   }
 }
 

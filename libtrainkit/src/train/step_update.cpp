@@ -74,9 +74,9 @@ void TrainStep::update() {
   for (size_t i = 1; i < optimizers_.size(); ++i) optimizers_[i]->set_lr_from(optimizer_);
   const bool skips = options_.skip_nonfinite && !scaler_.enabled();
   const std::vector<at::Tensor> found_inf = skips ? update_unless_nonfinite() : update_optimizers();
+  if (shards_) devices_.gather_weights();  // begun by the optimizers
   for (size_t i = 0; i < averages_.size(); ++i) averages_[i].update(found_inf[i]);
   if (scaler_.enabled()) count_skips(found_inf.front());
-  if (shards_) devices_.gather_weights();
   with_memory([&] { scaler_.update(); });
   if (scheduler_) with_memory([&] { scheduler_->step(); });
   release_gradients();
