@@ -20,6 +20,10 @@ namespace {
 // GOMP_parallel of libgomp, or of another library with its interface. Looking the functions up in the process
 // (RTLD_DEFAULT) finds the runtime whose number of threads at::set_num_threads changes.
 //
+// at::parallel_for first initialises its thread with at::internal::lazy_init_num_threads(). Compiled here, this would
+// give a thread the number of threads that any thread has set last, even if LibTorch has initialised it long ago.
+// LibTorch's own copy, which at::get_num_threads() calls, does so once per thread.
+//
 // The guards match at::parallel_for: ThreadIdGuard sets at::get_thread_num(), and ParallelGuard marks the parallel
 // region, so that nested loops run on one thread. An exception must not leave GOMP_parallel; the first one is kept and
 // rethrown.
@@ -83,7 +87,6 @@ struct ParallelLoop {
 
 void parallel_for(int64_t begin, int64_t end, int64_t grain_size, c10::function_ref<void(int64_t, int64_t)> f) {
   if (begin >= end) return;
-  at::internal::lazy_init_num_threads();
   const int64_t count = end - begin;
   if (count == 1 || count <= grain_size || !can_share_work()) {
     const at::internal::ThreadIdGuard thread(0);

@@ -203,14 +203,16 @@ bool has_fused_gpu_block(const at::Tensor& x, const BlockWeights& weights, const
       !has_gpu_norm(x, {weights.ln_2, weights.ln_2_bias, options.eps}, product)) {
     return false;
   }
+  bool needs_gradient = x.requires_grad() || weights.ln_1.requires_grad() || weights.ln_2.requires_grad();
   for (const at::Tensor* weight : {&weights.qkv, &weights.proj, &weights.fc, &weights.out, &weights.qkv_bias,
                                    &weights.proj_bias, &weights.fc_bias, &weights.out_bias}) {
     if (!weight->defined()) continue;
+    needs_gradient |= weight->requires_grad();
     if (weight->device() != x.device() || weight->scalar_type() != x.scalar_type() || !weight->is_contiguous()) {
       return false;
     }
   }
-  return true;
+  return needs_gradient && c10::GradMode::is_enabled();
 }
 
 at::Tensor fused_gpu_block(

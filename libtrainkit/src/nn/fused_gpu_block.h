@@ -13,7 +13,8 @@
 namespace trainkit::detail {
 
 /// Returns whether fused_gpu_block supports these arguments: x (B, T, C) and all weights contiguous, on one device and
-/// of one dtype, on which runs_gpu_operations; no dropout, which the caller checks.
+/// of one dtype, on which runs_gpu_operations; no dropout, which the caller checks. False if no gradient is needed:
+/// separate operations then free their tensors earlier.
 bool has_fused_gpu_block(const at::Tensor& x, const BlockWeights& weights, const BlockOptions& options);
 
 /// Computes the block's output (B, T, C). `attention` mixes queries, keys and values, each (B, heads, T, C / heads), to

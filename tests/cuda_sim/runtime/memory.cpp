@@ -214,7 +214,7 @@ cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
   ++counts().host_allocations;
   *pointer = aligned_alloc(4096, rounded(bytes ? bytes : 1, 4096));
   if (!*pointer) return fail(cudaErrorMemoryAllocation);
-  memset(*pointer, 0xff, bytes);
+  memset(*pointer, computes() ? 0xff : 0, bytes);
   const std::lock_guard lock(api_mutex());
   host_blocks()[reinterpret_cast<uintptr_t>(*pointer)] = {bytes, 0};
   return cudaSuccess;
