@@ -89,7 +89,7 @@ void BucketReducer::send(const std::vector<size_t>& parameters) {
         const at::Tensor& gradient = replica[p].grad();
         row.push_back(gradient.as_strided({gradient.numel()}, {1}));
       }
-      streams_.all_reduce(std::move(row));
+      streams_.all_reduce(row);
     }
   });
 }

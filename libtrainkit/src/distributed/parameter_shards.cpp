@@ -95,11 +95,16 @@ void ParameterShards::create_bucket(Bucket& bucket, const std::vector<at::Tensor
   }
 }
 
-size_t ParameterShards::index_of(const at::Tensor& parameter) const {
+const at::Tensor* ParameterShards::find_part(const at::Tensor& parameter) const {
   const auto found = std::find_if(parameters_.begin(), parameters_.end(),
                                   [&](const at::Tensor& one) { return one.is_same(parameter); });
-  TORCH_CHECK_VALUE(found != parameters_.end(), "a parameter of the optimizer is not a trained one of the model");
-  return static_cast<size_t>(found - parameters_.begin());
+  return found == parameters_.end() ? nullptr : &parts_[static_cast<size_t>(found - parameters_.begin())];
+}
+
+const at::Tensor& ParameterShards::part(const at::Tensor& parameter) const {
+  const at::Tensor* part = find_part(parameter);
+  TORCH_CHECK_VALUE(part, "a parameter of the optimizer is not a trained one of the model");
+  return *part;
 }
 
 /// This rank's part of a buffer of the bucket's size.
@@ -138,12 +143,17 @@ bool ParameterShards::fits(const at::Tensor& part, const at::Tensor& whole) cons
   return whole.sizes() == parameters_[index_of_part(part)].sizes();
 }
 
-/// First number of a parameter that is in this rank's part.
-int64_t ParameterShards::first_number(size_t parameter) const {
+/// Number of the first element that belongs to `rank`, or to a later one, in the order of the parameter's memory.
+int64_t ParameterShards::first_number(size_t parameter, int64_t rank) const {
   const auto& [number, position] = places_[parameter];
   const Bucket& bucket = buckets_[number];
-  const int64_t first = collectives_.rank * bucket.part - bucket.begins[position];
-  return std::clamp(first, int64_t{0}, shapes_[parameter].numel());
+  return std::clamp(rank * bucket.part - bucket.begins[position], int64_t{0}, shapes_[parameter].numel());
+}
+
+std::vector<int64_t> ParameterShards::cuts(const at::Tensor& part) const {
+  std::vector<int64_t> cuts;
+  for (int64_t rank = 0; rank <= collectives_.ranks; ++rank) cuts.push_back(first_number(index_of_part(part), rank));
+  return cuts;
 }
 
 at::Tensor ParameterShards::part_of(const at::Tensor& part, const at::Tensor& whole) const {
@@ -152,7 +162,7 @@ at::Tensor ParameterShards::part_of(const at::Tensor& part, const at::Tensor& wh
   TORCH_CHECK_VALUE(whole.sizes() == parameter.sizes(), "expected a tensor of the parameter's shape");
   const at::Tensor flat = at::empty({parameter.numel()}, whole.options());
   flat.as_strided(parameter.sizes(), parameter.strides()).copy_(whole);
-  return flat.narrow(0, first_number(p), part.numel()).view(part.sizes());
+  return flat.narrow(0, first_number(p, collectives_.rank), part.numel()).view(part.sizes());
 }
 
 at::Tensor ParameterShards::make_whole(const at::Tensor& part, at::ScalarType type) const {
@@ -166,7 +176,7 @@ void ParameterShards::put(const at::Tensor& part, const at::Tensor& numbers, con
   const size_t p = index_of_part(part);
   if (is_whole_[p]) return void(whole.copy_(numbers));
   const at::Tensor flat = whole.as_strided({whole.numel()}, {1});
-  flat.narrow(0, first_number(p), numbers.numel()).copy_(numbers);
+  flat.narrow(0, first_number(p, collectives_.rank), numbers.numel()).copy_(numbers);
 }
 
 std::vector<at::Tensor> ParameterShards::gather(const std::vector<std::pair<at::Tensor, at::Tensor>>& parts) const {

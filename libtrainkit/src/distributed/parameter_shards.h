@@ -83,7 +83,7 @@ class ParameterShards {
 
   /// What this rank updates of `parameter`: a leaf that shares its memory. 1-D, or with is_whole of the parameter's
   /// dimensions; with 0 elements if this rank updates nothing of it. After a reduction its gradient is the sum.
-  const at::Tensor& part(const at::Tensor& parameter) const { return parts_.at(index_of(parameter)); }
+  const at::Tensor& part(const at::Tensor& parameter) const;
   /// The same of the parameter with this index, which is equal on all ranks. index_of_part() is the inverse.
   const at::Tensor& part(size_t index) const { return parts_.at(index); }
   size_t index_of_part(const at::Tensor& part) const;
@@ -157,8 +157,7 @@ class ParameterShards {
     bool is_sent = false;
   };
 
-  size_t index_of(const at::Tensor& parameter) const;
-  int64_t first_number(size_t parameter) const;
+  int64_t first_number(size_t parameter, int64_t rank) const;
   at::Tensor own_part(const Bucket& bucket, const at::Tensor& buffer) const;
   at::Tensor view(const Bucket& bucket, size_t position, const at::Tensor& buffer) const;
   at::Tensor cut(const Bucket& bucket, size_t position, const at::Tensor& buffer) const;

@@ -10,6 +10,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <optional>
 #include <vector>
 
 #include "nn/block_matrix.h"
@@ -58,12 +59,13 @@ struct ProductGradients {
   at::ScalarType type;  // of the weights
   variable_list& result;
 
-  /// `weight` and `bias` are positions of arguments, `matrix` and `input` of saved tensors. Returns the gradient of x.
-  at::Tensor operator()(size_t weight, size_t bias, size_t matrix, const at::Tensor& input,
+  /// `weight` and `bias` are positions of arguments, `matrix` of a saved tensor; no bias: it is added elsewhere.
+  /// Returns the gradient of x.
+  at::Tensor operator()(size_t weight, std::optional<size_t> bias, size_t matrix, const at::Tensor& input,
                         const at::Tensor& gradient) const {
     const BlockMatrix by{saved[matrix], is_transposed};
     if (wanted[weight]) result[weight] = by.weight_gradient(input, gradient).to(type);
-    if (wanted[bias]) result[bias] = at::sum(gradient, 0).to(type);
+    if (bias && wanted[*bias]) result[*bias] = at::sum(gradient, 0).to(type);
     return by.input_gradient(gradient);
   }
 };
@@ -179,11 +181,10 @@ struct AfterAttention : torch::autograd::Function<AfterAttention> {
     } else {
       d_inner = at::gelu_backward(d_inner, inner, by_tanh ? "tanh" : "none");
     }
-    const BlockMatrix by_fc{saved[kWeightFc], product.is_transposed};
-    if (wanted[kFc]) result[kFc] = by_fc.weight_gradient(saved[kNormed], d_inner).to(sum.scalar_type());
-    NormGradients norm = run_layer_norm_backward(by_fc.input_gradient(d_inner), d_out,
-                                                 {sum, {}, saved[kMean], saved[kInverseStd]}, saved[kWeightLn],
-                                                 /*has_branch=*/true, wanted[kLnBias]);
+    const at::Tensor d_normed = product(kFc, std::nullopt, kWeightFc, saved[kNormed], d_inner);
+    NormGradients norm =
+        run_layer_norm_backward(d_normed, d_out, {sum, {}, saved[kMean], saved[kInverseStd]}, saved[kWeightLn],
+                                /*has_branch=*/true, wanted[kLnBias]);
     result[kStream] = norm.sum.view({batch, time, width});
     result[kLn] = norm.weight;
     result[kLnBias] = norm.bias;
