@@ -13,7 +13,7 @@
 #include "trainkit/core/processors.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/adapters.h"
-#include "trainkit/nn/cross_entropy.h"
+#include "trainkit/nn/functional.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/train/trainer.h"
 #include "trainkit/train/weights.h"

@@ -6,6 +6,10 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <type_traits>
+#include <variant>
+
+#include "trainkit/nn/functional.h"
 
 namespace trainkit::hsi {
 namespace {
@@ -23,6 +27,14 @@ at::Tensor as_volumes(const at::Tensor& patches) { return patches.unsqueeze(1); 
 /// Makes a 3-D convolution with a kernel of rows x columns x bands.
 torch::nn::Conv3d conv3d(int64_t in, int64_t out, Size3 kernel, Size3 stride = {1, 1, 1}) {
   return torch::nn::Conv3d(Conv3dOptions(in, out, kernel).stride(stride));
+}
+
+/// Applies a convolution, and replaces negative results by 0 if `relu`.
+template <typename Layer>
+at::Tensor convolve(const Layer& layer, const at::Tensor& x, bool relu = false) {
+  using Sizes = std::decay_t<decltype(layer->options.stride())>;
+  return convolution(x, layer->weight, layer->bias, *layer->options.stride(),
+                     *std::get<Sizes>(layer->options.padding()), relu);
 }
 
 /// Averages over all positions, (N, C, ...) to (N, C).
@@ -80,8 +92,8 @@ Cnn2d::Cnn2d(const HsiModelOptions& options) {
 }
 
 at::Tensor Cnn2d::forward(const at::Tensor& patches) {
-  at::Tensor x = bn1_->forward_relu(conv1_(as_images(patches)));
-  x = bn2_->forward_relu(conv2_(x));
+  at::Tensor x = bn1_->forward_relu(convolve(conv1_, as_images(patches)));
+  x = bn2_->forward_relu(convolve(conv2_, x));
   return out_(at::adaptive_avg_pool2d(x, {1, 1}).flatten(1));
 }
 
@@ -93,9 +105,9 @@ Cnn3d::Cnn3d(const HsiModelOptions& options) {
 }
 
 at::Tensor Cnn3d::forward(const at::Tensor& patches) {
-  at::Tensor x = conv1_(as_volumes(patches)).relu_();
-  x = conv2_(x).relu_();
-  x = conv3_(x).relu_();
+  at::Tensor x = convolve(conv1_, as_volumes(patches), /*relu=*/true);
+  x = convolve(conv2_, x, /*relu=*/true);
+  x = convolve(conv3_, x, /*relu=*/true);
   return out_(mean_of_positions(x));
 }
 
@@ -111,11 +123,11 @@ HybridSn::HybridSn(const HsiModelOptions& options) : dropout_(options.dropout) {
 }
 
 at::Tensor HybridSn::forward(const at::Tensor& patches) {
-  at::Tensor x = conv1_(as_volumes(patches)).relu_();
-  x = conv2_(x).relu_();
-  x = conv3_(x).relu_();                         // (N, 32, p - 6, p - 6, bands - 12)
+  at::Tensor x = convolve(conv1_, as_volumes(patches), /*relu=*/true);
+  x = convolve(conv2_, x, /*relu=*/true);
+  x = convolve(conv3_, x, /*relu=*/true);        // (N, 32, p - 6, p - 6, bands - 12)
   x = x.permute({0, 1, 4, 2, 3}).flatten(1, 2);  // (N, 32 * (bands - 12), p - 6, p - 6)
-  x = conv4_(x).relu_().flatten(1);
+  x = convolve(conv4_, x, /*relu=*/true).flatten(1);
   x = at::dropout(fc1_(x).relu(), dropout_, is_training());
   return out_(at::dropout(fc2_(x).relu(), dropout_, is_training()));
 }
@@ -130,7 +142,7 @@ SsrnBlock::SsrnBlock(int64_t channels, std::array<int64_t, 3> kernel) {
 }
 
 at::Tensor SsrnBlock::forward(const at::Tensor& x) {
-  return bn2_->forward_relu(conv2_(bn1_->forward_relu(conv1_(x))), x);
+  return bn2_->forward_relu(convolve(conv2_, bn1_->forward_relu(convolve(conv1_, x))), x);
 }
 
 Ssrn::Ssrn(const HsiModelOptions& options) {
@@ -149,11 +161,11 @@ Ssrn::Ssrn(const HsiModelOptions& options) {
 }
 
 at::Tensor Ssrn::forward(const at::Tensor& patches) {
-  at::Tensor x = spectral_in_bn_->forward_relu(spectral_in_(as_volumes(patches)));
+  at::Tensor x = spectral_in_bn_->forward_relu(convolve(spectral_in_, as_volumes(patches)));
   x = spectral2_->forward(spectral1_->forward(x));
-  x = spectral_out_bn_->forward_relu(spectral_out_(x));
+  x = spectral_out_bn_->forward_relu(convolve(spectral_out_, x));
   x = x.permute({0, 4, 2, 3, 1});  // (N, 128, p, p, 1): the kernels become the bands of one channel
-  x = spatial_in_bn_->forward_relu(spatial_in_(x));
+  x = spatial_in_bn_->forward_relu(convolve(spatial_in_, x));
   x = spatial2_->forward(spatial1_->forward(x));
   return out_(mean_of_positions(x));
 }

@@ -15,7 +15,7 @@
 #include "trainkit/app/placement.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/monitor.h"
-#include "trainkit/nn/cross_entropy.h"
+#include "trainkit/nn/functional.h"
 #include "trainkit/optim/adam.h"
 
 namespace trainkit::hsi {

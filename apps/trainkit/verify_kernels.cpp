@@ -12,7 +12,7 @@
 #include "nn/fused_ops.h"
 #include "trainkit/amp/autocast.h"
 #include "trainkit/data/patches.h"
-#include "trainkit/nn/cross_entropy.h"
+#include "trainkit/nn/functional.h"
 #include "trainkit/verify.h"
 
 namespace trainkit::tool {

@@ -13,7 +13,7 @@
 #include "nn/fused_ops.h"
 #include "trainkit/data/batch.h"
 #include "trainkit/data/tensor_dataset.h"
-#include "trainkit/nn/cross_entropy.h"
+#include "trainkit/nn/functional.h"
 #include "trainkit/train/loss.h"
 
 namespace trainkit::tool {

@@ -4,7 +4,7 @@
 #include <torch/torch.h>
 
 #include "../rounds.h"
-#include "trainkit/nn/cross_entropy.h"
+#include "trainkit/nn/functional.h"
 
 namespace trainkit {
 namespace {

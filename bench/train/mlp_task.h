@@ -11,7 +11,7 @@
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/data/tensor_dataset.h"
 #include "trainkit/logging/logger.h"
-#include "trainkit/nn/cross_entropy.h"
+#include "trainkit/nn/functional.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/train/trainer.h"
 

@@ -14,7 +14,7 @@
 #include "trainkit/core/status.h"
 #include "trainkit/data/tensor_dataset.h"
 #include "trainkit/io/array_file.h"
-#include "trainkit/nn/cross_entropy.h"
+#include "trainkit/nn/functional.h"
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include "trainkit/app/memory_plan.h"
 #include "trainkit/data/tensor_dataset.h"
 #include "trainkit/memory/batch_size_planner.h"
-#include "trainkit/nn/cross_entropy.h"
+#include "trainkit/nn/functional.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/train/step_memory.h"
 

@@ -4,7 +4,7 @@
 
 #include "hsi_classification/models.h"
 #include "test_util.h"
-#include "trainkit/nn/cross_entropy.h"
+#include "trainkit/nn/functional.h"
 
 using namespace trainkit;
 using namespace trainkit::hsi;

@@ -9,7 +9,7 @@
 #include "trainkit/data/sampler.h"
 #include "trainkit/data/tensor_dataset.h"
 #include "trainkit/distributed/device_replicator.h"
-#include "trainkit/nn/cross_entropy.h"
+#include "trainkit/nn/functional.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/train/trainer.h"
 

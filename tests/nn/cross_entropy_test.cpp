@@ -1,4 +1,4 @@
-#include "trainkit/nn/cross_entropy.h"
+#include "trainkit/nn/functional.h"
 
 #include <ATen/autocast_mode.h>
 

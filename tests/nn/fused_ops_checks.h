@@ -11,7 +11,7 @@
 #include "nn/fused_ops.h"
 #include "test_util.h"
 #include "trainkit/amp/autocast.h"
-#include "trainkit/nn/cross_entropy.h"
+#include "trainkit/nn/functional.h"
 #include "trainkit/nn/gpt2.h"
 #include "trainkit/nn/lora.h"
 #include "trainkit/nn/transformer.h"

@@ -3,7 +3,7 @@
 #include "memory/memory_recorder.h"
 #include "test_util.h"
 #include "trainkit/amp/autocast.h"
-#include "trainkit/nn/cross_entropy.h"
+#include "trainkit/nn/functional.h"
 #include "trainkit/nn/transformer.h"
 
 using namespace trainkit;

@@ -16,7 +16,7 @@ using namespace trainkit::test;
 
 namespace {
 
-GPT2Model small() {
+GPT2Model small_model() {
   torch::manual_seed(2);
   return GPT2Model(GPT2Config{.vocab_size = 20,
                               .n_positions = 8,
@@ -51,7 +51,7 @@ const at::Tensor kIds = torch::arange(12).view({2, 6});
 }  // namespace
 
 TEST_CASE("A new adapter changes no output and is the only trainable part", "[nn][lora]") {
-  GPT2Model model = small();
+  GPT2Model model = small_model();
   const at::Tensor before = model->forward(kIds);
   REQUIRE(apply_lora(*model, {.rank = 3, .targets = {"c_attn", "mlp.c_proj"}}) == absl::OkStatus());
   CHECK(torch::equal(model->forward(kIds), before));
@@ -117,7 +117,7 @@ TEST_CASE("An adapter applies dropout to its input, in training mode only", "[nn
 }
 
 TEST_CASE("Training adapters lowers the loss and leaves every weight unchanged", "[nn][lora]") {
-  GPT2Model model = small();
+  GPT2Model model = small_model();
   REQUIRE(apply_lora(*model, {.rank = 4, .alpha = 16, .targets = {"c_attn", "c_fc", "c_proj"}}).ok());
   const at::Tensor target = torch::randn({2, 6, 16});
   torch::optim::Adam optimizer(model->parameters(), 0.01);
@@ -141,7 +141,7 @@ TEST_CASE("Training adapters lowers the loss and leaves every weight unchanged",
 }
 
 TEST_CASE("Unmerging restores the original bits", "[nn][lora]") {
-  GPT2Model model = small();
+  GPT2Model model = small_model();
   REQUIRE(apply_lora(*model, {.rank = 4, .alpha = 3.7, .targets = {"c_attn", "c_fc"}}) == absl::OkStatus());
   randomise_adapters(model);
   const NamedTensors before = copies(model);
@@ -165,7 +165,7 @@ TEST_CASE("Unmerging restores the original bits", "[nn][lora]") {
 }
 
 TEST_CASE("A target that matches no layer, or an unsupported layer, is reported and nothing is changed", "[nn][lora]") {
-  GPT2Model model = small();
+  GPT2Model model = small_model();
   const NamedTensors before = copies(model);
   const absl::Status missing = apply_lora(*model, {.targets = {"c_attn", "c_attm"}});
   CHECK(exit_code(missing) == ExitCode::kUsage);
@@ -191,7 +191,7 @@ TEST_CASE("A target that matches no layer, or an unsupported layer, is reported 
 TEST_CASE("Saved adapters are loaded with the same bits and their configuration", "[nn][lora]") {
   TempDir dir;
   const LoRAConfig config{.rank = 3, .alpha = 2.5, .dropout = 0.25, .targets = {"c_fc"}, .rank_stabilized = true};
-  GPT2Model model = small(), other = small();
+  GPT2Model model = small_model(), other = small_model();
   CHECK(absl::IsFailedPrecondition(save_lora(*model, config, dir / "a")));
   REQUIRE(apply_lora(*model, config) == absl::OkStatus());
   randomise_adapters(model);
@@ -211,7 +211,7 @@ TEST_CASE("Saved adapters are loaded with the same bits and their configuration"
   const NamedTensors tensors = SafetensorsFile::open(dir / "new/a/adapter_model.safetensors")->tensors().value();
   REQUIRE(save_torch_file(Fs::posix(), dir / "new/a/adapter_model.bin", tensors).ok());
   std::filesystem::remove(dir / "new/a/adapter_model.safetensors");
-  GPT2Model third = small();
+  GPT2Model third = small_model();
   REQUIRE(load_lora(*third, dir / "new/a").status() == absl::OkStatus());
   CHECK(equal(copies(model), copies(third)));
 }
@@ -221,7 +221,7 @@ TEST_CASE("A folder of adapters that does not match is refused with the file and
   TempDir dir;
   const std::string folder = dir / "a", path = folder + "/adapter_config.json";
   const LoRAConfig config{.rank = 3, .targets = {"c_fc"}};
-  GPT2Model model = small(), other = small();
+  GPT2Model model = small_model(), other = small_model();
   REQUIRE(apply_lora(*model, config).ok());
   REQUIRE(save_lora(*model, config, folder).ok());
   const std::string good = Fs::posix().read_file(path, 1 << 20).value();

@@ -5,7 +5,7 @@
 #include <filesystem>
 
 #include "test_util.h"
-#include "trainkit/nn/cross_entropy.h"
+#include "trainkit/nn/functional.h"
 
 using namespace trainkit;
 

@@ -6,7 +6,7 @@
 
 #include "loop_util.h"
 #include "test_util.h"
-#include "trainkit/nn/cross_entropy.h"
+#include "trainkit/nn/functional.h"
 #include "trainkit/nn/resnet18.h"
 #include "trainkit/optim/sgd.h"
 

@@ -8,7 +8,7 @@
 #include "test_util.h"
 #include "train/step_graphs.h"
 #include "trainkit/memory/batch_size_planner.h"
-#include "trainkit/nn/cross_entropy.h"
+#include "trainkit/nn/functional.h"
 #include "trainkit/nn/transformer.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/optim/sgd.h"

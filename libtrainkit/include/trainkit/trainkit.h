@@ -25,7 +25,7 @@
 #include "trainkit/optim/lr_scheduler.h"
 #include "trainkit/distributed/process_group.h"
 #include "trainkit/distributed/device_replicator.h"
-#include "trainkit/nn/cross_entropy.h"
+#include "trainkit/nn/functional.h"
 #include "trainkit/logging/logger.h"
 #include "trainkit/logging/sinks.h"
 #include "trainkit/config/config.h"

@@ -10,7 +10,7 @@
 
 #include "trainkit/core/status.h"
 #include "trainkit/logging/summary.h"
-#include "trainkit/nn/cross_entropy.h"
+#include "trainkit/nn/functional.h"
 
 namespace trainkit {
 

@@ -15,7 +15,8 @@ namespace trainkit {
 namespace {
 
 /// Known variables, without the prefix TRAINKIT_. TRAINKIT_TEST_* and TRAINKIT_BENCH_* belong to tests and benchmarks.
-constexpr std::array<std::string_view, 5> kKnownNames = {"LAUNCH_ID", "PYTHON", "JOBS", "ONEDNN_MATMUL", "TORCH"};
+constexpr std::array<std::string_view, 6> kKnownNames = {"LAUNCH_ID",     "PYTHON", "JOBS",
+                                                         "ONEDNN_MATMUL", "TORCH",  "CONVOLUTION"};
 constexpr rlim_t kMinOpenFiles = 64;
 
 absl::Status value_error(std::string_view name, std::string problem, std::string_view got, std::string expected,

@@ -1,4 +1,4 @@
-#include "trainkit/nn/cross_entropy.h"
+#include "trainkit/nn/functional.h"
 
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/cross_entropy_loss.h>

@@ -16,7 +16,7 @@
 
 #include "core/gpu_operations.h"
 #include "nn/cross_entropy_rows.h"
-#include "trainkit/nn/cross_entropy.h"
+#include "trainkit/nn/functional.h"
 
 namespace trainkit {
 namespace {

@@ -27,7 +27,7 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/random.h"
 #include "trainkit/nn/activation_checkpoint.h"
-#include "trainkit/nn/cross_entropy.h"
+#include "trainkit/nn/functional.h"
 
 namespace trainkit {
 

@@ -47,6 +47,10 @@ double flops_of(const at::RecordFunction& function) {
   if (name == "aten::mm" || name == "aten::bmm") return product(tensor_at(inputs, 0), tensor_at(inputs, 1));
   if (name == "aten::addmm" || name == "aten::baddbmm") return product(tensor_at(inputs, 1), tensor_at(inputs, 2));
   if (name == "aten::convolution") return kernels(tensor_at(inputs, 1), places_out(inputs));
+  if (name.starts_with("trainkit::convolution")) {  // or one of its gradients: weight, output (..., kernels), ...
+    const at::Tensor& output = tensor_at(inputs, 1);
+    return kernels(tensor_at(inputs, 0), output.numel() / output.size(-1));
+  }
   if (name != "aten::convolution_backward") return 0;
   // Each requested gradient, of the input and of the weights, costs as many operations as forward.
   const auto wanted = inputs.back().toBoolList();

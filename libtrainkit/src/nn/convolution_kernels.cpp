@@ -1,0 +1,71 @@
+#include "nn/convolution_kernels.h"
+
+#include <algorithm>
+
+#include "nn/tile_product.h"
+
+namespace trainkit::detail {
+
+std::vector<float> packed_panels(const float* b, int64_t terms, int64_t columns) {
+  std::vector<float> panels(static_cast<size_t>(terms * columns));
+  for_each_panel(columns, [&](int64_t column, int64_t width) {
+    float* to = panels.data() + column * terms;
+    for (int64_t k = 0; k < terms; ++k) std::copy_n(b + k * columns + column, width, to + k * width);
+  });
+  return panels;
+}
+
+static int64_t most_reach(const ImageShape& s) { return (s.kernel[2] + s.stride - 1) / s.stride; }
+
+int64_t ReversedKernels::zeros_before(const ImageShape& s) { return most_reach(s) - 1; }
+
+int64_t ReversedKernels::zeros_after(const ImageShape& s) {
+  const int64_t last = (s.padding[2] + s.size[2] - 1) / s.stride;
+  return std::max<int64_t>(0, last + 1 - s.out()[2]);
+}
+
+ReversedKernels::ReversedKernels(const ImageShape& shape, int64_t lines, const float* w) : shape_(shape) {
+  for (int64_t r = 0; r < shape.stride; ++r) {
+    Residue residue;
+    residue.reach = std::max<int64_t>(0, (shape.kernel[2] - r + shape.stride - 1) / shape.stride);
+    std::vector<float> reversed;
+    reversed.reserve(static_cast<size_t>(lines * residue.reach * shape.channels * shape.kernels));
+    for (int64_t line = lines - 1; line >= 0; --line) {
+      for (int64_t j = residue.reach - 1; j >= 0; --j) {
+        const float* matrix = w + (line * shape.kernel[2] + r + shape.stride * j) * shape.channels * shape.kernels;
+        for (int64_t k = 0; k < shape.kernels; ++k) {
+          for (int64_t c = 0; c < shape.channels; ++c) reversed.push_back(matrix[c * shape.kernels + k]);
+        }
+      }
+    }
+    residue.panels = packed_panels(reversed.data(), lines * residue.reach * shape.kernels, shape.channels);
+    residues_.push_back(std::move(residue));
+  }
+}
+
+void ReversedKernels::gradient_of_line(const float* from, const std::vector<int64_t>& line_offsets, float* to) const {
+  const ImageShape& s = shape_;
+  std::vector<TileProduct::Piece> pieces(line_offsets.size());
+  for (int64_t first = 0; first < std::min(s.stride, s.size[2]); ++first) {  // positions first, first + stride, ...
+    const int64_t padded = s.padding[2] + first;
+    const Residue& residue = residues_[static_cast<size_t>(padded % s.stride)];
+    const int64_t length = residue.reach * s.kernels;
+    for (size_t i = 0; i < pieces.size(); ++i) pieces[i] = {line_offsets[i], static_cast<int64_t>(i) * length};
+    TileProduct product{.row_stride = s.kernels,
+                        .term_stride = 1,
+                        .pieces = pieces.data(),
+                        .num_pieces = static_cast<int64_t>(pieces.size()),
+                        .length = length,
+                        .b_stride = 0,
+                        .c_stride = s.stride * s.channels};
+    const float* a = from + (padded / s.stride + most_reach(s) - residue.reach) * s.kernels;
+    const int64_t rows = (s.size[2] - first + s.stride - 1) / s.stride;
+    for_each_panel(s.channels, [&](int64_t column, int64_t width) {
+      product.b_stride = width;
+      multiply_panel(product, rows, width, a, residue.panels.data() + column * product.num_pieces * length, nullptr,
+                     to + first * s.channels + column);
+    });
+  }
+}
+
+}  // namespace trainkit::detail

@@ -1,0 +1,42 @@
+#pragma once
+/// The kernels of a convolution, packed for products (nn/tile_product.h).
+
+#include <cstdint>
+#include <vector>
+
+#include "nn/image_shape.h"
+
+namespace trainkit::detail {
+
+/// Copies b (terms, columns) into panels of contiguous rows. The panel that starts at column c is at c * terms.
+std::vector<float> packed_panels(const float* b, int64_t terms, int64_t columns);
+
+/// The kernels for the gradient of the input along its last dimension.
+///
+/// Position i of the padded input receives kernel position k from output (i - k) / stride. For the residue
+/// r = i % stride these are the k = r + stride j, from the outputs i / stride - j. Each residue is a convolution of the
+/// output's gradient, with zeros before and after it, by its own kernels in reversed order.
+class ReversedKernels {
+ public:
+  /// @param w (lines, kd, channels, kernels); lines are positions of the kernel along the other dimensions.
+  ReversedKernels(const ImageShape& shape, int64_t lines, const float* w);
+
+  /// Number of zero positions that the output's gradient needs before it and after it.
+  static int64_t zeros_before(const ImageShape& shape);
+  static int64_t zeros_after(const ImageShape& shape);
+
+  /// Adds up to the gradient of one line of the input, (d, channels): `from` points to the padded gradient of the
+  /// output for the kernel's first line, and the other lines are `line_offsets` floats further on.
+  void gradient_of_line(const float* from, const std::vector<int64_t>& line_offsets, float* to) const;
+
+ private:
+  struct Residue {
+    int64_t reach = 0;  // number of kernel positions
+    std::vector<float> panels;
+  };
+
+  ImageShape shape_;
+  std::vector<Residue> residues_;
+};
+
+}  // namespace trainkit::detail
