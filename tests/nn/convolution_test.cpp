@@ -143,7 +143,7 @@ TEST_CASE("Each kind of convolution uses the kernels made for it", "[nn][convolu
   }
   const auto side = [](int64_t size, int64_t channels, int64_t kernels) {
     return trainkit::detail::winograd_side(
-        {.images = 1, .channels = channels, .kernels = kernels, .size = {size, size, 1}, .kernel = {3, 3, 1}});
+        {.images = 64, .channels = channels, .kernels = kernels, .size = {size, size, 1}, .kernel = {3, 3, 1}});
   };
   CHECK(side(11, 200, 64) == 3);
   CHECK(side(9, 64, 128) == 4);
@@ -208,13 +208,28 @@ TEST_CASE("Other inputs of convolution use LibTorch's operation, with the same b
   check(x, weight, bias, {2, 2});
   check(x, torch::randn({20, 64, 3, 3}), {}, {1, 1});
   check(x.slice(0, 0, 0), weight, bias, {1, 1});
-  {
-    const AutocastGuard autocast(at::Device(at::kCPU), at::kBFloat16);
-    check(x, weight, bias, {1, 1});
-  }
   CHECK_THROWS(convolution(x, torch::randn({32, 60, 3, 3}), bias, {1, 1}, {0, 0}));
   CHECK_THROWS(convolution(x, weight, torch::randn({31}), {1, 1}, {0, 0}));
   CHECK_THROWS(convolution(x, torch::randn({32, 64, 11, 11}), bias, {1, 1}, {0, 0}));
+}
+
+TEST_CASE("Under autocast to bfloat16 a convolution is computed in float32, without AMX", "[nn][convolution]") {
+  if (!trainkit::detail::has_tile_product()) TRAINKIT_SKIP("this processor has no AVX2");
+  if (trainkit::detail::has_amx_bfloat16()) TRAINKIT_SKIP("this processor has AMX");
+  torch::manual_seed(1);
+  const at::Tensor x = torch::randn({4, 64, 9, 9}), weight = torch::randn({32, 64, 3, 3}).requires_grad_();
+  const at::Tensor rounded = x.to(at::kBFloat16).requires_grad_(),
+                   exact = convolution(rounded.detach().to(at::kFloat), weight, {}, {1, 1}, {0, 0});
+  const AutocastGuard autocast(at::Device(at::kCPU), at::kBFloat16);
+  const auto names = operations_of([&] {
+    const at::Tensor y = convolution(rounded, weight, {}, {1, 1}, {0, 0});
+    CHECK(y.scalar_type() == at::kBFloat16);
+    CHECK(at::equal(y, exact.to(at::kBFloat16)));
+    y.sum().backward();
+  });
+  CHECK(contains(names, "trainkit::convolution"));
+  CHECK(rounded.grad().scalar_type() == at::kBFloat16);
+  CHECK(weight.grad().scalar_type() == at::kFloat);
 }
 
 TEST_CASE("A convolution has no second derivative", "[nn][convolution]") {

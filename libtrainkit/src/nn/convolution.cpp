@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/threshold_backward.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -118,12 +119,25 @@ bool has_kernels(const Folded& conv, const at::Tensor& input) {
   return (!needs_gradient || s.channels % 8 == 0) && (detail::winograd_side(s) > 0 || has_direct(conv));
 }
 
+/// Returns whether inputs are computed in float32: always, or under autocast to bfloat16 without AMX, where our kernels
+/// are faster than LibTorch's.
+bool computes_in_float() {
+  static const bool has_amx = detail::has_amx_bfloat16();
+  return !at::autocast::is_autocast_enabled(at::kCPU) ||
+         (!has_amx && at::autocast::get_autocast_dtype(at::kCPU) == at::kBFloat16);
+}
+
 bool is_plain(const at::Tensor& x) { return x.is_cpu() && x.scalar_type() == at::kFloat && x.layout() == at::kStrided; }
+/// An input may also be the bfloat16 output of another operation under autocast.
+bool is_plain_input(const at::Tensor& x) {
+  const bool is_bfloat16 = at::autocast::is_autocast_enabled(at::kCPU) && x.scalar_type() == at::kBFloat16;
+  return is_plain(x) || (is_bfloat16 && x.is_cpu() && x.layout() == at::kStrided);
+}
 
 bool accepts(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias, at::IntArrayRef stride,
              at::IntArrayRef padding) {
   const int64_t dims = input.dim() - 2;
-  if (!is_wanted() || !detail::has_tile_product() || !is_plain(input) || !is_plain(weight)) return false;
+  if (!is_wanted() || !detail::has_tile_product() || !is_plain_input(input) || !is_plain(weight)) return false;
   if (dims < 1 || dims > 3 || weight.dim() != input.dim() || weight.size(1) != input.size(1)) return false;
   if (static_cast<int64_t>(stride.size()) != dims || static_cast<int64_t>(padding.size()) != dims) return false;
   if (bias.defined() && (!is_plain(bias) || bias.dim() != 1 || bias.size(0) != weight.size(0))) return false;
@@ -131,8 +145,8 @@ bool accepts(const at::Tensor& input, const at::Tensor& weight, const at::Tensor
     const auto i = static_cast<int64_t>(2 + d);
     if (stride[d] < 1 || padding[d] < 0 || input.size(i) + 2 * padding[d] < weight.size(i)) return false;
   }
-  return input.numel() > 0 && weight.numel() > 0 && !at::autocast::is_autocast_enabled(at::kCPU) &&
-         !at::tracer::impl::is_dispatch_enabled() && !detail::GpuOperations::wanted();
+  return input.numel() > 0 && weight.numel() > 0 && computes_in_float() && !at::tracer::impl::is_dispatch_enabled() &&
+         !detail::GpuOperations::wanted();
 }
 
 const float* floats(const at::Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr<float>() : nullptr; }
@@ -204,19 +218,9 @@ struct ConvolutionFunction : torch::autograd::Function<ConvolutionFunction> {
   }
 };
 
-}  // namespace
-
-at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
-                       at::IntArrayRef stride, at::IntArrayRef padding, bool relu) {
-  const auto by_libtorch = [&] {
-    const std::vector<int64_t> ones(stride.size(), 1), zeros(stride.size(), 0);
-    at::Tensor y = at::convolution(input, weight, bias, stride, padding, ones, /*transposed=*/false, zeros, 1);
-    return relu ? y.relu_() : y;
-  };
-  if (!accepts(input, weight, bias, stride, padding)) return by_libtorch();
-  const Folded conv = folded(input, weight, stride, padding);
-  if (!has_kernels(conv, input)) return by_libtorch();
-
+/// Computes a convolution that has_kernels() in float32.
+at::Tensor own_convolution(const Folded& conv, const at::Tensor& input, const at::Tensor& weight,
+                           const at::Tensor& bias, at::IntArrayRef stride, at::IntArrayRef padding, bool relu) {
   const ImageShape& s = conv.shape;
   std::vector<int64_t> sizes = {input.size(0)};
   for (size_t d = 0; d < stride.size(); ++d) {
@@ -224,7 +228,7 @@ at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const 
     sizes.push_back((input.size(i) + 2 * padding[d] - weight.size(i)) / stride[d] + 1);
   }
   sizes.push_back(s.kernels);
-  const at::Tensor x = input.movedim(1, -1).contiguous();
+  const at::Tensor x = input.to(at::kFloat).movedim(1, -1).contiguous();
   at::Tensor y;
   if (is_product(s)) {
     const at::Tensor matrix = weight.movedim(1, -1).reshape({s.kernels, s.channels});
@@ -237,6 +241,24 @@ at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const 
                                    detail::optional(bias), numbers_of(s), relu);
   }
   return y.view(sizes).movedim(-1, 1);
+}
+
+}  // namespace
+
+at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
+                       at::IntArrayRef stride, at::IntArrayRef padding, bool relu) {
+  if (accepts(input, weight, bias, stride, padding)) {
+    const Folded conv = folded(input, weight, stride, padding);
+    if (has_kernels(conv, input)) {
+      const bool is_autocast = at::autocast::is_autocast_enabled(at::kCPU);
+      const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+      const at::Tensor y = own_convolution(conv, input, weight, bias, stride, padding, relu);
+      return is_autocast ? y.to(at::kBFloat16) : y;
+    }
+  }
+  const std::vector<int64_t> ones(stride.size(), 1), zeros(stride.size(), 0);
+  at::Tensor y = at::convolution(input, weight, bias, stride, padding, ones, /*transposed=*/false, zeros, 1);
+  return relu ? y.relu_() : y;
 }
 
 }  // namespace trainkit

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/parallel.h"
 #include "nn/tile_product.h"
 
 namespace trainkit::detail {
@@ -15,6 +16,24 @@ std::vector<float> packed_panels(const float* b, int64_t terms, int64_t columns)
   return panels;
 }
 
+std::vector<float> transposed_kernels(const float* w, int64_t matrices, int64_t channels, int64_t kernels) {
+  constexpr int64_t kBlock = 16;  // rows that are read together
+  std::vector<float> transposed(static_cast<size_t>(matrices * channels * kernels));
+  parallel_for(0, matrices, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; ++m) {
+      const float* from = w + m * channels * kernels;
+      float* to = transposed.data() + m * channels * kernels;
+      for (int64_t first = 0; first < channels; first += kBlock) {
+        for (int64_t k = 0; k < kernels; ++k) {
+          for (int64_t c = first; c < std::min(first + kBlock, channels); ++c)
+            to[k * channels + c] = from[c * kernels + k];
+        }
+      }
+    }
+  });
+  return transposed;
+}
+
 static int64_t most_reach(const ImageShape& s) { return (s.kernel[2] + s.stride - 1) / s.stride; }
 
 int64_t ReversedKernels::zeros_before(const ImageShape& s) { return most_reach(s) - 1; }
@@ -24,18 +43,17 @@ int64_t ReversedKernels::zeros_after(const ImageShape& s) {
   return std::max<int64_t>(0, last + 1 - s.out()[2]);
 }
 
-ReversedKernels::ReversedKernels(const ImageShape& shape, int64_t lines, const float* w) : shape_(shape) {
+ReversedKernels::ReversedKernels(const ImageShape& shape, int64_t lines, const float* transposed) : shape_(shape) {
+  const int64_t matrix = shape.channels * shape.kernels;
   for (int64_t r = 0; r < shape.stride; ++r) {
     Residue residue;
     residue.reach = std::max<int64_t>(0, (shape.kernel[2] - r + shape.stride - 1) / shape.stride);
     std::vector<float> reversed;
-    reversed.reserve(static_cast<size_t>(lines * residue.reach * shape.channels * shape.kernels));
+    reversed.reserve(static_cast<size_t>(lines * residue.reach * matrix));
     for (int64_t line = lines - 1; line >= 0; --line) {
       for (int64_t j = residue.reach - 1; j >= 0; --j) {
-        const float* matrix = w + (line * shape.kernel[2] + r + shape.stride * j) * shape.channels * shape.kernels;
-        for (int64_t k = 0; k < shape.kernels; ++k) {
-          for (int64_t c = 0; c < shape.channels; ++c) reversed.push_back(matrix[c * shape.kernels + k]);
-        }
+        const float* from = transposed + (line * shape.kernel[2] + r + shape.stride * j) * matrix;
+        reversed.insert(reversed.end(), from, from + matrix);
       }
     }
     residue.panels = packed_panels(reversed.data(), lines * residue.reach * shape.kernels, shape.channels);

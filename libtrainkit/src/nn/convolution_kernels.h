@@ -11,6 +11,9 @@ namespace trainkit::detail {
 /// Copies b (terms, columns) into panels of contiguous rows. The panel that starts at column c is at c * terms.
 std::vector<float> packed_panels(const float* b, int64_t terms, int64_t columns);
 
+/// Copies matrices (channels, kernels) to (kernels, channels).
+std::vector<float> transposed_kernels(const float* w, int64_t matrices, int64_t channels, int64_t kernels);
+
 /// The kernels for the gradient of the input along its last dimension.
 ///
 /// Position i of the padded input receives kernel position k from output (i - k) / stride. For the residue
@@ -18,8 +21,8 @@ std::vector<float> packed_panels(const float* b, int64_t terms, int64_t columns)
 /// output's gradient, with zeros before and after it, by its own kernels in reversed order.
 class ReversedKernels {
  public:
-  /// @param w (lines, kd, channels, kernels); lines are positions of the kernel along the other dimensions.
-  ReversedKernels(const ImageShape& shape, int64_t lines, const float* w);
+  /// @param transposed (lines, kd, kernels, channels); lines are positions of the kernel along the other dimensions.
+  ReversedKernels(const ImageShape& shape, int64_t lines, const float* transposed);
 
   /// Number of zero positions that the output's gradient needs before it and after it.
   static int64_t zeros_before(const ImageShape& shape);

@@ -120,7 +120,8 @@ void direct_convolution(const ImageShape& s, const float* x, const float* w, con
 }
 
 void direct_input_gradient(const ImageShape& s, const float* dy, const float* w, float* dx) {
-  const ReversedKernels kernels(s, s.kernel[0] * s.kernel[1], w);
+  const ReversedKernels kernels(s, s.kernel[0] * s.kernel[1],
+                                transposed_kernels(w, s.kernel_positions(), s.channels, s.kernels).data());
   const std::array<int64_t, 3> before = {s.kernel[0] - 1 - s.padding[0], s.kernel[1] - 1 - s.padding[1],
                                          ReversedKernels::zeros_before(s)};
   const std::array<int64_t, 3> after = {before[0], before[1], ReversedKernels::zeros_after(s)};

@@ -1,5 +1,9 @@
 #include "nn/tile_product.h"
 
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <cpuid.h>
+#endif
+
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -120,6 +124,11 @@ bool has_tile_product() {
   return has;
 }
 
+bool has_amx_bfloat16() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d >> 22 & 1) != 0;  // Intel SDM, volume 2, CPUID: leaf 7
+}
+
 int64_t panel_width(int64_t columns_left) {
   if (columns_left >= 32 && panels()[3].width > 0) return 32;
   if (columns_left == 24 || columns_left == 8) return columns_left;
@@ -141,6 +150,7 @@ void multiply_panel(const TileProduct& product, int64_t rows, int64_t width, con
 #else
 
 bool has_tile_product() { return false; }
+bool has_amx_bfloat16() { return false; }
 int64_t panel_width(int64_t columns_left) { return columns_left; }
 void multiply_panel(const TileProduct&, int64_t, int64_t, const float*, const float*, const float*, float*) {}
 

@@ -27,6 +27,9 @@ struct TileProduct {
 /// Returns whether this processor can run multiply_panel(): x86-64 with AVX2 and FMA.
 bool has_tile_product();
 
+/// Returns whether this processor multiplies bfloat16 matrices with AMX.
+bool has_amx_bfloat16();
+
 /// Returns the number of columns, a multiple of 8, of the next panel of a matrix with `columns_left` more columns, also
 /// a multiple of 8. A product is computed panel by panel.
 int64_t panel_width(int64_t columns_left);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "core/parallel.h"
@@ -34,6 +35,7 @@ namespace {
 
 constexpr int64_t kGroupFloats = int64_t{640} << 10;  // of a group's transformed matrices: 2.5 MB per thread
 constexpr int64_t kSumFloats = int64_t{3} << 20;      // the same for the sums over images: 12 MB for all threads
+constexpr int64_t kGrain = 512;                       // vectors of weights that are worth a thread
 
 /// W floats; one for channels beyond a multiple of 8.
 template <int W>
@@ -159,25 +161,29 @@ struct Winograd {
   }
 
   /// G w G^T for each element of w (3, 3, size), a multiple of 8: (T^2, size).
-  TRAINKIT_AVX2 static Buffer transform_weights(const float* w, int64_t size) {
+  static Buffer transform_weights(const float* w, int64_t size) {
     Buffer places = buffer(T * T * size);
-    for (int64_t at = 0; at < size; at += 8) {
-      Vector<8>::Type in[3][3], out[T][T];
-      gather<3, 8>(w + at, size, in);
-      transform<false>(Matrices::kG, in, out);
-      scatter<T, 8>(out, size, places.get() + at);
-    }
+    parallel_for(0, size / 8, kGrain, [&](int64_t begin, int64_t end) TRAINKIT_AVX2 {
+      for (int64_t at = begin * 8; at < end * 8; at += 8) {
+        Vector<8>::Type in[3][3], out[T][T];
+        gather<3, 8>(w + at, size, in);
+        transform<false>(Matrices::kG, in, out);
+        scatter<T, 8>(out, size, places.get() + at);
+      }
+    });
     return places;
   }
 
   /// G^T places G: the gradient of w (3, 3, size).
-  TRAINKIT_AVX2 static void transform_weight_gradient(const float* places, int64_t size, float* dw) {
-    for (int64_t at = 0; at < size; at += 8) {
-      Vector<8>::Type in[T][T], out[3][3];
-      gather<T, 8>(places + at, size, in);
-      transform<true>(Matrices::kG, in, out);
-      scatter<3, 8>(out, size, dw + at);
-    }
+  static void transform_weight_gradient(const float* places, int64_t size, float* dw) {
+    parallel_for(0, size / 8, kGrain, [&](int64_t begin, int64_t end) TRAINKIT_AVX2 {
+      for (int64_t at = begin * 8; at < end * 8; at += 8) {
+        Vector<8>::Type in[T][T], out[3][3];
+        gather<T, 8>(places + at, size, in);
+        transform<true>(Matrices::kG, in, out);
+        scatter<3, 8>(out, size, dw + at);
+      }
+    });
   }
 
   /// The squares of the images, numbered image by image, and the sizes of their transformed matrices.
@@ -226,10 +232,12 @@ struct Winograd {
   static void convolution(const ImageShape& s, const float* x, const float* w, const float* bias, bool relu, float* y) {
     const Squares all(s);
     const Buffer weights = transform_weights(w, all.terms * s.kernels);
-    std::vector<std::vector<float>> panels;
-    for (int64_t f = 0; f < T * T; ++f) {
-      panels.push_back(packed_panels(weights.get() + f * all.terms * s.kernels, all.terms, s.kernels));
-    }
+    std::vector<std::vector<float>> panels(static_cast<size_t>(T * T));
+    parallel_for(0, T * T, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t f = begin; f < end; ++f) {
+        panels[static_cast<size_t>(f)] = packed_panels(weights.get() + f * all.terms * s.kernels, all.terms, s.kernels);
+      }
+    });
     all.for_each_group([&](int64_t first, int64_t squares) {
       const Buffer in = buffer(T * T * squares * all.in_depth), out = buffer(T * T * squares * all.out_depth);
       for (int64_t q = 0; q < squares; ++q) {
@@ -271,9 +279,14 @@ struct Winograd {
 
   static void input_gradient(const ImageShape& s, const float* dy, const float* w, float* dx) {
     const Squares all(s);
-    const Buffer weights = transform_weights(w, all.terms * s.kernels);
-    std::vector<ReversedKernels> kernels;
-    for (int64_t f = 0; f < T * T; ++f) kernels.emplace_back(s, 1, weights.get() + f * all.terms * s.kernels);
+    const std::vector<float> transposed = transposed_kernels(w, s.kernel_positions(), s.channels, s.kernels);
+    const Buffer weights = transform_weights(transposed.data(), all.terms * s.kernels);
+    std::vector<std::optional<ReversedKernels>> kernels(static_cast<size_t>(T * T));
+    parallel_for(0, T * T, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t f = begin; f < end; ++f) {
+        kernels[static_cast<size_t>(f)].emplace(s, 1, weights.get() + f * all.terms * s.kernels);
+      }
+    });
     const int64_t before = ReversedKernels::zeros_before(s) * s.kernels;
     const int64_t padded = before + all.out_depth + ReversedKernels::zeros_after(s) * s.kernels;
     all.for_each_group([&](int64_t first, int64_t squares) {
@@ -284,8 +297,8 @@ struct Winograd {
                                   out.data() + q * padded + before, squares * padded);
       }
       for (int64_t line = 0; line < T * T * squares; ++line) {
-        kernels[static_cast<size_t>(line / squares)].gradient_of_line(out.data() + line * padded, {0},
-                                                                      in.get() + line * all.in_depth);
+        kernels[static_cast<size_t>(line / squares)]->gradient_of_line(out.data() + line * padded, {0},
+                                                                       in.get() + line * all.in_depth);
       }
       const int64_t image = s.positions() * s.channels;
       std::fill_n(dx + all.in_offset(first), squares / all.per_image * image, 0.0F);
@@ -345,14 +358,16 @@ void with_side(int64_t side, const F& f) {
 
 #endif
 
-/// Multiply-adds of the products and, weighed by their slower memory accesses, of the transforms.
+/// Multiply-adds of the products for an image and, weighed by their slower memory accesses, of the transforms.
 double cost(const ImageShape& s, int64_t side) {
   constexpr double kTransform = 12;  // multiply-adds of a product in the time of a transformed number, measured
   const auto [rows, columns, depth] = s.out();
   const auto places =
       static_cast<double>(((rows + side - 1) / side) * ((columns + side - 1) / side) * (side + 2) * (side + 2));
   const auto products = static_cast<double>(depth * s.kernel[2] * s.channels * s.kernels);
-  return places * (products + kTransform * static_cast<double>(s.size[2] * s.channels + depth * s.kernels));
+  const auto transforms = static_cast<double>(s.size[2] * s.channels + depth * s.kernels);
+  const auto weights = static_cast<double>((side + 2) * (side + 2) * s.kernel[2] * s.channels * s.kernels);
+  return places * (products + kTransform * transforms) + kTransform * weights / static_cast<double>(s.images);
 }
 
 }  // namespace

@@ -44,7 +44,7 @@ at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weig
 /// Convolves images (N, C, H, W) or volumes (N, C, D, H, W) with the weight of a torch::nn::Conv2d or Conv3d, as
 /// torch::conv2d and torch::conv3d do. With `relu`, negative results are replaced by 0 in the same pass.
 ///
-/// On the CPU in float32, outside autocast, these cases have kernels of our own: 3 x 3 kernels with stride 1, by
+/// On the CPU in float32 these cases have kernels of our own: 3 x 3 kernels with stride 1, by
 /// Winograd's algorithm with 2 to 3 times fewer multiplications; kernels with few channels in two or three dimensions
 /// with a stride along the last dimension only; kernels that cover everything, as matrix products. The number of output
 /// channels is a multiple of 8 there, as is C if the input needs a gradient. The channels are innermost in the memory
