@@ -61,27 +61,33 @@ ReversedKernels::ReversedKernels(const ImageShape& shape, int64_t lines, const f
   }
 }
 
-void ReversedKernels::gradient_of_line(const float* from, const std::vector<int64_t>& line_offsets, float* to) const {
+void ReversedKernels::gradient_of_lines(int64_t lines, const float* from, int64_t line_stride,
+                                        const std::vector<int64_t>& offsets, float* to) const {
   const ImageShape& s = shape_;
-  std::vector<TileProduct::Piece> pieces(line_offsets.size());
+  const bool is_single = s.size[2] == 1;  // one position for each line: the lines are the rows of one product
+  std::vector<TileProduct::Piece> pieces(offsets.size());
   for (int64_t first = 0; first < std::min(s.stride, s.size[2]); ++first) {  // positions first, first + stride, ...
     const int64_t padded = s.padding[2] + first;
     const Residue& residue = residues_[static_cast<size_t>(padded % s.stride)];
     const int64_t length = residue.reach * s.kernels;
-    for (size_t i = 0; i < pieces.size(); ++i) pieces[i] = {line_offsets[i], static_cast<int64_t>(i) * length};
-    TileProduct product{.row_stride = s.kernels,
+    for (size_t i = 0; i < pieces.size(); ++i) pieces[i] = {offsets[i], static_cast<int64_t>(i) * length};
+    TileProduct product{.row_stride = is_single ? line_stride : s.kernels,
                         .term_stride = 1,
                         .pieces = pieces.data(),
                         .num_pieces = static_cast<int64_t>(pieces.size()),
                         .length = length,
                         .b_stride = 0,
                         .c_stride = s.stride * s.channels};
+    if (is_single) product.c_stride = s.channels;
     const float* a = from + (padded / s.stride + most_reach(s) - residue.reach) * s.kernels;
-    const int64_t rows = (s.size[2] - first + s.stride - 1) / s.stride;
+    const int64_t rows = is_single ? lines : (s.size[2] - first + s.stride - 1) / s.stride;
     for_each_panel(s.channels, [&](int64_t column, int64_t width) {
       product.b_stride = width;
-      multiply_panel(product, rows, width, a, residue.panels.data() + column * product.num_pieces * length, nullptr,
-                     to + first * s.channels + column);
+      const float* panel = residue.panels.data() + column * product.num_pieces * length;
+      for (int64_t line = 0; line < (is_single ? 1 : lines); ++line) {
+        multiply_panel(product, rows, width, a + line * line_stride, panel, nullptr,
+                       to + (line * s.size[2] + first) * s.channels + column);
+      }
     });
   }
 }

@@ -28,9 +28,11 @@ class ReversedKernels {
   static int64_t zeros_before(const ImageShape& shape);
   static int64_t zeros_after(const ImageShape& shape);
 
-  /// Adds up to the gradient of one line of the input, (d, channels): `from` points to the padded gradient of the
-  /// output for the kernel's first line, and the other lines are `line_offsets` floats further on.
-  void gradient_of_line(const float* from, const std::vector<int64_t>& line_offsets, float* to) const;
+  /// Computes the gradient of `lines` lines of the input, (lines, d, channels). `from` points to the padded gradient of
+  /// the output for the first line and the kernel's first line; the next lines are `line_stride` floats further on, and
+  /// the kernel's other lines `offsets`.
+  void gradient_of_lines(int64_t lines, const float* from, int64_t line_stride, const std::vector<int64_t>& offsets,
+                         float* to) const;
 
  private:
   struct Residue {

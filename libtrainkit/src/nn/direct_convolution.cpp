@@ -134,9 +134,9 @@ void direct_input_gradient(const ImageShape& s, const float* dy, const float* w,
     }
     for (int64_t n = begin; n < end; ++n) {
       const float* image = gradient.filled(dy + n * s.out_positions() * s.kernels);
-      for (int64_t i = 0; i < s.size[0] * s.size[1]; ++i) {
-        kernels.gradient_of_line(image + (i / s.size[1] * columns + i % s.size[1]) * line, offsets,
-                                 dx + (n * s.size[0] * s.size[1] + i) * s.size[2] * s.channels);
+      for (int64_t i = 0; i < s.size[0]; ++i) {
+        kernels.gradient_of_lines(s.size[1], image + i * columns * line, line, offsets,
+                                  dx + (n * s.size[0] + i) * s.size[1] * s.size[2] * s.channels);
       }
     }
   });

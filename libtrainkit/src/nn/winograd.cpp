@@ -33,8 +33,8 @@ namespace {
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-constexpr int64_t kGroupFloats = int64_t{640} << 10;  // of a group's transformed matrices: 2.5 MB per thread
-constexpr int64_t kSumFloats = int64_t{3} << 20;      // the same for the sums over images: 12 MB for all threads
+constexpr int64_t kGroupFloats = int64_t{256} << 10;  // of a group's transformed matrices: 1 MB per thread
+constexpr int64_t kSumFloats = int64_t{1} << 20;      // the same for the sums over images: 4 MB for all threads
 constexpr int64_t kGrain = 512;                       // vectors of weights that are worth a thread
 
 /// W floats; one for channels beyond a multiple of 8.
@@ -296,9 +296,9 @@ struct Winograd {
         transform_output_gradient(all.outputs(first + q), dy + all.out_offset(first + q),
                                   out.data() + q * padded + before, squares * padded);
       }
-      for (int64_t line = 0; line < T * T * squares; ++line) {
-        kernels[static_cast<size_t>(line / squares)]->gradient_of_line(out.data() + line * padded, {0},
-                                                                       in.get() + line * all.in_depth);
+      for (int64_t f = 0; f < T * T; ++f) {
+        kernels[static_cast<size_t>(f)]->gradient_of_lines(squares, out.data() + f * squares * padded, padded, {0},
+                                                           in.get() + f * squares * all.in_depth);
       }
       const int64_t image = s.positions() * s.channels;
       std::fill_n(dx + all.in_offset(first), squares / all.per_image * image, 0.0F);
@@ -309,14 +309,39 @@ struct Winograd {
     });
   }
 
+  /// sums (terms, kernels) = the products of the transposed lines of `in` with those of `out`, at one place. In pieces
+  /// that stay in the nearest cache, because the columns of `in` are far apart.
+  static void sum_products(const Squares& all, int64_t squares, const float* in, const float* out, bool accumulates,
+                           float* sums) {
+    constexpr int64_t kTerms = 64, kRows = 12;
+    const ImageShape& s = all.s;
+    const bool is_single = all.out[2] == 1;  // one output for each line: the lines are the terms of one piece
+    const TileProduct::Piece whole;
+    TileProduct product{.row_stride = 1,
+                        .term_stride = is_single ? all.in_depth : s.stride * s.channels,
+                        .pieces = &whole,
+                        .num_pieces = 1,
+                        .length = all.out[2],
+                        .b_stride = s.kernels,
+                        .c_stride = s.kernels,
+                        .accumulates = accumulates};
+    for (int64_t q = 0; q < squares; q += is_single ? kTerms : 1) {
+      if (is_single) product.length = std::min(kTerms, squares - q);
+      for (int64_t row = 0; row < all.terms; row += kRows) {
+        for_each_panel(s.kernels, [&](int64_t column, int64_t width) {
+          multiply_panel(product, std::min(kRows, all.terms - row), width, in + q * all.in_depth + row,
+                         out + q * all.out_depth + column, nullptr, sums + row * s.kernels + column);
+        });
+      }
+      product.accumulates = true;
+    }
+  }
+
   static void weight_gradient(const ImageShape& s, const float* x, const float* dy, float* dw) {
     const Squares all(s);
     const int64_t group = all.group_size(kSumFloats) * all.per_image, size = all.terms * s.kernels;
     const Buffer in = buffer(T * T * group * all.in_depth), out = buffer(T * T * group * all.out_depth);
     const Buffer sums = buffer(T * T * size);
-    std::vector<TileProduct::Piece> lines;
-    for (int64_t q = 0; q < group; ++q) lines.push_back({q * all.in_depth, q * all.out[2]});
-    const bool is_single = all.out[2] == 1;  // one output for each line: the lines are the terms of one piece
     for (int64_t first = 0; first < s.images * all.per_image; first += group) {
       const int64_t squares = std::min(group, s.images * all.per_image - first);
       parallel_for(0, squares, 1, [&](int64_t begin, int64_t end) {
@@ -327,20 +352,10 @@ struct Winograd {
                                     out.get() + q * all.out_depth, squares * all.out_depth);
         }
       });
-      const TileProduct product{.row_stride = 1,
-                                .term_stride = is_single ? all.in_depth : s.stride * s.channels,
-                                .pieces = lines.data(),
-                                .num_pieces = is_single ? 1 : squares,
-                                .length = is_single ? squares : all.out[2],
-                                .b_stride = s.kernels,
-                                .c_stride = s.kernels,
-                                .accumulates = first > 0};
       parallel_for(0, T * T, 1, [&](int64_t begin, int64_t end) {
         for (int64_t f = begin; f < end; ++f) {
-          for_each_panel(s.kernels, [&](int64_t column, int64_t width) {
-            multiply_panel(product, all.terms, width, in.get() + f * squares * all.in_depth,
-                           out.get() + f * squares * all.out_depth + column, nullptr, sums.get() + f * size + column);
-          });
+          sum_products(all, squares, in.get() + f * squares * all.in_depth, out.get() + f * squares * all.out_depth,
+                       first > 0, sums.get() + f * size);
         }
       });
     }
