@@ -69,8 +69,8 @@ LayerGradients layer_gradients(const Layer& layer, at::ScalarType type, bool rel
   return {y.detach(), input.grad(), weight.grad(), bias.grad()};
 }
 
-at::Tensor by_libtorch(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
-                       at::IntArrayRef stride, at::IntArrayRef padding, bool relu) {
+at::Tensor exact_convolution(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
+                             at::IntArrayRef stride, at::IntArrayRef padding, bool relu) {
   const at::Tensor y =
       at::convolution(input, weight, bias, stride, padding, Sizes(stride.size(), 1), false, Sizes(stride.size(), 0), 1);
   return relu ? y.relu() : y;
@@ -114,7 +114,7 @@ TEST_CASE("convolution and its gradients equal LibTorch's in float64 within roun
     for (const bool relu : {false, true}) {
       for (const bool needs_input : {true, false}) {
         CAPTURE(layer.name, relu, needs_input);
-        const LayerGradients exact = layer_gradients(layer, at::kDouble, relu, needs_input, by_libtorch);
+        const LayerGradients exact = layer_gradients(layer, at::kDouble, relu, needs_input, exact_convolution);
         const LayerGradients ours = layer_gradients(layer, at::kFloat, relu, needs_input, convolution);
         // With relu a rounding error decides for some outputs near 0 whether their gradient counts.
         const double most = relu ? 2e-3 : 2e-5;
@@ -197,9 +197,11 @@ TEST_CASE("Other inputs of convolution use LibTorch's operation, with the same b
   torch::manual_seed(1);
   const at::Tensor x = torch::randn({4, 64, 9, 9}), weight = torch::randn({32, 64, 3, 3}), bias = torch::randn({32});
   const auto check = [](const at::Tensor& input, const at::Tensor& w, const at::Tensor& b, Sizes stride) {
-    const Sizes none(stride.size(), 0);
     const auto names = operations_of([&] {
-      CHECK(at::equal(convolution(input, w, b, stride, none, true), by_libtorch(input, w, b, stride, none, true)));
+      const at::Tensor y = convolution(input, w, b, stride, {0, 0}, true),
+                       expected = at::conv2d(input, w, b, stride).relu();
+      CHECK(y.scalar_type() == expected.scalar_type());
+      CHECK(at::equal(y, expected));
     });
     CHECK_FALSE(contains(names, "trainkit::convolution"));
   };
@@ -208,6 +210,14 @@ TEST_CASE("Other inputs of convolution use LibTorch's operation, with the same b
   check(x, weight, bias, {2, 2});
   check(x, torch::randn({20, 64, 3, 3}), {}, {1, 1});
   check(x.slice(0, 0, 0), weight, bias, {1, 1});
+  {
+    const AutocastGuard autocast(at::Device(at::kCPU), at::kBFloat16);
+    check(x, weight, bias, {2, 2});
+    check(x.to(at::kBFloat16), weight, bias, {2, 2});
+    const at::Tensor volumes = torch::randn({2, 3, 6, 6, 6}), line = torch::randn({2, 3, 30});
+    CHECK(convolution(volumes, torch::randn({5, 3, 2, 2, 2}), {}, {2, 2, 2}, {0, 0, 0}).scalar_type() == at::kBFloat16);
+    CHECK(convolution(line, torch::randn({5, 3, 2}), {}, {2}, {0}).scalar_type() == at::kBFloat16);
+  }
   CHECK_THROWS(convolution(x, torch::randn({32, 60, 3, 3}), bias, {1, 1}, {0, 0}));
   CHECK_THROWS(convolution(x, weight, torch::randn({31}), {1, 1}, {0, 0}));
   CHECK_THROWS(convolution(x, torch::randn({32, 64, 11, 11}), bias, {1, 1}, {0, 0}));

@@ -1,7 +1,9 @@
 #include <ATen/TracerMode.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/convolution.h>
+#include <ATen/ops/conv1d.h>
+#include <ATen/ops/conv2d.h>
+#include <ATen/ops/conv3d.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/threshold_backward.h>
@@ -243,6 +245,14 @@ at::Tensor own_convolution(const Folded& conv, const at::Tensor& input, const at
   return y.view(sizes).movedim(-1, 1);
 }
 
+/// Calls the functions that autocast knows; at::convolution is not one of them on the CPU.
+at::Tensor by_libtorch(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
+                       at::IntArrayRef stride, at::IntArrayRef padding) {
+  if (input.dim() == 5) return at::conv3d(input, weight, bias, stride, padding);
+  if (input.dim() == 4) return at::conv2d(input, weight, bias, stride, padding);
+  return at::conv1d(input, weight, bias, stride, padding);
+}
+
 }  // namespace
 
 at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
@@ -256,8 +266,7 @@ at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const 
       return is_autocast ? y.to(at::kBFloat16) : y;
     }
   }
-  const std::vector<int64_t> ones(stride.size(), 1), zeros(stride.size(), 0);
-  at::Tensor y = at::convolution(input, weight, bias, stride, padding, ones, /*transposed=*/false, zeros, 1);
+  at::Tensor y = by_libtorch(input, weight, bias, stride, padding);
   return relu ? y.relu_() : y;
 }
 
