@@ -6,6 +6,8 @@ import json
 import os
 import time
 
+os.environ["CXX"] = "g++"  # for torch.compile: clang may have no OpenMP
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
