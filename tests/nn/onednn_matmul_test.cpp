@@ -12,9 +12,15 @@ double error_of(const at::Tensor& result, const at::Tensor& exact) {
   return ((result.to(at::kDouble) - exact).abs().max() / exact.abs().max()).item<double>();
 }
 
-/// Uses oneDNN on any CPU.
+/// Uses oneDNN on any CPU on which LibTorch can.
 void use_onednn() {
   setenv("TRAINKIT_ONEDNN_MATMUL", "1", 1);
+#if defined(__x86_64__)
+  if (!__builtin_cpu_supports("avx512bw")) {
+    REQUIRE_FALSE(use_onednn_matmul());
+    TRAINKIT_SKIP("LibTorch's products with oneDNN need AVX-512");
+  }
+#endif
   REQUIRE(use_onednn_matmul());
 }
 

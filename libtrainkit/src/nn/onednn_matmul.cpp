@@ -87,8 +87,13 @@ struct Silence : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
+/// As is_accurate(); false on a processor on which LibTorch's function refuses: x86 without AVX-512.
+bool is_usable() try { return is_accurate(); } catch (const c10::Error&) {
+  return false;
+}
+
 bool replace_kernels() {
-  if (!is_wanted() || !at::globalContext().userEnabledMkldnn() || !is_accurate()) return false;
+  if (!is_wanted() || !at::globalContext().userEnabledMkldnn() || !is_usable()) return false;
   Silence silence;
   const c10::WarningUtils::WarningHandlerGuard guard(&silence);
   static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);

@@ -73,8 +73,9 @@ TORCH_MODULE(Conv1D);
 ///
 /// Enabled only on processors where it is faster and where oneDNN is as accurate as MKL, which the first call tests on
 /// one product. Disabled on Intel processors, where MKL is as fast. The environment variable TRAINKIT_ONEDNN_MATMUL=0
-/// or 1 overrides this. The decision does not depend on timing, so that a resumed run has the bits of an uninterrupted
-/// one. Call it before the first step, from any thread; every trainer does. @return whether oneDNN is used.
+/// or 1 overrides this. LibTorch has no such products on x86 processors without AVX-512: they keep MKL. The decision
+/// does not depend on timing, so that a resumed run has the bits of an uninterrupted one. Call it before the first
+/// step, from any thread; every trainer does. @return whether oneDNN is used.
 bool use_onednn_matmul();
 
 }  // namespace trainkit
