@@ -11,8 +11,8 @@ namespace trainkit::detail {
 /// Returns min(1, max_norm / (norm + 1e-6)): the factor for tensors of this norm, which then have at most `max_norm`.
 at::Tensor clip_factor(const at::Tensor& norm, double max_norm);
 
-/// Returns whether this build's kernels take the tensors: there is one, and all are dense float32 on the same GPU, which
-/// has kernels.
+/// Returns whether this build's kernels take the tensors: there is one, and all are dense float32 on the same GPU,
+/// which has kernels.
 bool has_list_kernels(const std::vector<at::Tensor>& tensors);
 
 /// Multiplies tensors that have kernels in place by `value`, a float32 scalar on their device, or with `max_norm` by
