@@ -6,9 +6,8 @@
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 
-#include <utility>
-
 #include "core/gpu_kernel_support.h"
+#include "core/tensor_lists.h"
 #include "distributed/replica_tools.h"
 #include "distributed/vote_kernels.h"
 #ifdef TRAINKIT_WITH_CUDA
@@ -21,38 +20,6 @@ namespace trainkit::detail {
 namespace {
 
 constexpr std::string_view kWhat = "the agreement";
-
-#ifdef TRAINKIT_WITH_CUDA
-
-void* stream_of(const at::Tensor& tensor) { return c10::cuda::getCurrentCUDAStream(tensor.device().index()).stream(); }
-
-void check(int error) { C10_CUDA_CHECK(static_cast<cudaError_t>(error)); }
-
-/// Returns whether this build's kernel can scale the tensor.
-bool has_kernel(const at::Tensor& tensor) {
-  return tensor.is_cuda() && tensor.scalar_type() == at::kFloat && tensor.is_non_overlapping_and_dense() &&
-         has_gpu_kernels(tensor.device());
-}
-
-/// Removes the gradients that it scales from `gradients`.
-void scale_by_kernel(std::vector<at::Tensor>& gradients, const at::Tensor& factor) {
-  const c10::cuda::CUDAGuard guard(factor.device());
-  ScaledTensors some;
-  const auto launch = [&] {
-    check(launch_scale(some, factor.const_data_ptr<float>(), stream_of(factor)));
-    some.count = 0;
-  };
-  for (const at::Tensor& gradient : gradients) {
-    if (!has_kernel(gradient)) continue;
-    some.data[some.count] = static_cast<float*>(gradient.data_ptr());
-    some.sizes[some.count++] = gradient.numel();
-    if (some.count == kMostScaled) launch();
-  }
-  launch();
-  std::erase_if(gradients, has_kernel);
-}
-
-#endif
 
 }  // namespace
 
@@ -95,9 +62,11 @@ void DeviceVotes::decide(double expected_weight) const {
 #ifdef TRAINKIT_WITH_CUDA
   if (votes_.is_cuda() && has_gpu_kernels(votes_.device())) {
     const c10::cuda::CUDAGuard guard(votes_.device());
-    return check(launch_decide(votes_.const_data_ptr<double>(), static_cast<double>(group_.world_size()),
-                               expected_weight, static_cast<float*>(blocked_.data_ptr()),
-                               static_cast<float*>(correction_.data_ptr()), stream_of(votes_)));
+    C10_CUDA_CHECK(static_cast<cudaError_t>(
+        launch_decide(votes_.const_data_ptr<double>(), static_cast<double>(group_.world_size()), expected_weight,
+                      static_cast<float*>(blocked_.data_ptr()), static_cast<float*>(correction_.data_ptr()),
+                      c10::cuda::getCurrentCUDAStream().stream())));
+    return;
   }
 #endif
   const at::Tensor has_weight = weight().gt(0);
@@ -107,11 +76,9 @@ void DeviceVotes::decide(double expected_weight) const {
   at::Tensor(correction_).copy_(factor.mul(has_weight));
 }
 
-void DeviceVotes::correct(std::vector<at::Tensor> gradients) const {
+void DeviceVotes::correct(const std::vector<at::Tensor>& gradients) const {
   const at::NoGradGuard no_grad;
-#ifdef TRAINKIT_WITH_CUDA
-  scale_by_kernel(gradients, correction_);
-#endif
+  if (has_list_kernels(gradients)) return scale_by_kernel(gradients, correction_);
   if (!gradients.empty()) at::_foreach_mul_(gradients, correction_);
 }
 

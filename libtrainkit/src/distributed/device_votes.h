@@ -43,7 +43,7 @@ class DeviceVotes {
   /// first sum().
   const at::Tensor& blocked() const { return blocked_; }
   /// Multiplies `gradients` in place by expected weight / weight of all ranks; costs little if that is 1.
-  void correct(std::vector<at::Tensor> gradients) const;
+  void correct(const std::vector<at::Tensor>& gradients) const;
   /// Weight of all ranks: float64, a scalar.
   at::Tensor weight() const { return votes_[Ballot::kWeight]; }
 

@@ -1,6 +1,7 @@
 #include "distributed/parameter_shards.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
@@ -247,6 +248,7 @@ void ParameterShards::put_in_bucket(size_t parameter) {
 
 /// Copies the gradients of a bucket into its memory; zeros for those that are missing.
 void ParameterShards::fill(const Bucket& bucket) {
+  std::vector<at::Tensor> places, gradients;  // to copy together
   for (size_t i = 0; i < bucket.parameters.size(); ++i) {
     const size_t p = bucket.parameters[i];
     at::Tensor& gradient = parameters_[p].mutable_grad();
@@ -254,10 +256,12 @@ void ParameterShards::fill(const Bucket& bucket) {
     if (!gradient.defined()) {
       at::Tensor(place).zero_();
     } else if (gradient.const_data_ptr() != place.const_data_ptr()) {
-      at::Tensor(place).copy_(gradient);
+      places.push_back(place);
+      gradients.push_back(gradient);
     }
     if (sharding_ == Sharding::kGradients) gradient.reset();
   }
+  if (!places.empty()) at::_foreach_copy_(places, gradients);
 }
 
 /// Starts the reduction of the next bucket.

@@ -4,14 +4,17 @@
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <cmath>
 
+#include "core/tensor_lists.h"
+
 namespace trainkit {
 
-std::vector<at::Tensor> detail::clip_grad_norms_(const std::vector<Optimizer*>& optimizers, double max_norm) {
+namespace detail {
+
+std::vector<at::Tensor> clip_grad_norms_(const std::vector<Optimizer*>& optimizers, double max_norm) {
   const at::NoGradGuard no_grad;
   std::vector<std::vector<at::Tensor>> gradients;
   std::vector<at::Tensor> norms;
@@ -20,7 +23,7 @@ std::vector<at::Tensor> detail::clip_grad_norms_(const std::vector<Optimizer*>& 
     gradients.push_back(optimizer->gradients());
     norms.push_back(gradients.back().empty()
                         ? at::zeros_like(optimizer->step_count())
-                        : at::linalg_vector_norm(at::stack(at::_foreach_norm(gradients.back(), 2)), 2));
+                        : at::linalg_vector_norm(stack_scalars(at::_foreach_norm(gradients.back(), 2)), 2));
   }
   if (optimizers.front()->is_sharded()) {
     for (at::Tensor& norm : norms) norm.square_();
@@ -28,13 +31,23 @@ std::vector<at::Tensor> detail::clip_grad_norms_(const std::vector<Optimizer*>& 
     for (at::Tensor& norm : norms) norm.sqrt_();
   }
   if (!(max_norm > 0 && std::isfinite(max_norm))) return norms;
-  std::vector<at::Tensor> factors;
-  for (const at::Tensor& norm : norms) factors.push_back(norm.add(1e-6).reciprocal_().mul_(max_norm).clamp_max_(1.0));
-  for (size_t i = 0; i < factors.size(); ++i) {
-    if (!gradients[i].empty()) at::_foreach_mul_(gradients[i], factors[i]);
+  // Of gradients without kernels; all before the first gradient changes, since an allocation may fail.
+  std::vector<at::Tensor> factors(norms.size());
+  for (size_t i = 0; i < norms.size(); ++i) {
+    if (!has_list_kernels(gradients[i])) factors[i] = clip_factor(norms[i], max_norm);
+  }
+  for (size_t i = 0; i < norms.size(); ++i) {
+    if (gradients[i].empty()) continue;
+    if (factors[i].defined()) {
+      at::_foreach_mul_(gradients[i], factors[i]);
+    } else {
+      scale_by_kernel(gradients[i], norms[i], max_norm);
+    }
   }
   return norms;
 }
+
+}  // namespace detail
 
 at::Tensor clip_grad_norm_(Optimizer& optimizer, double max_norm) {
   return detail::clip_grad_norms_({&optimizer}, max_norm).front();

@@ -12,9 +12,9 @@ namespace trainkit {
 // Note [Asynchronous scalars]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // Tensor::item() would make the host wait for the device in every step. Instead the scalars are stacked into one tensor
-// and copied with one non-blocking copy into page-locked memory (a copy to pageable memory would block). An event
-// recorded on the same stream after the copy tells when the host may read it: ready() queries the event and never
-// waits.
+// and copied with one non-blocking copy into page-locked memory (a copy to pageable memory would block); a single one
+// is copied as it is. An event recorded on the same stream after the copy tells when the host may read it: ready()
+// queries the event and never waits.
 
 namespace {
 
@@ -22,6 +22,18 @@ namespace {
 double value_of(const at::Tensor& scalar) {
   if (!scalar.defined()) return std::numeric_limits<double>::quiet_NaN();
   return scalar.scalar_type() == at::kFloat ? *scalar.const_data_ptr<float>() : scalar.item<double>();
+}
+
+/// Returns one tensor of all scalars.
+at::Tensor stacked(const std::vector<at::Tensor>& scalars, at::Device device) {
+  std::vector<at::Tensor> parts;
+  parts.reserve(scalars.size());
+  for (const at::Tensor& scalar : scalars) {
+    parts.push_back(scalar.defined() ? scalar.to(device, at::kDouble)
+                                     : at::full({}, std::numeric_limits<double>::quiet_NaN(),
+                                                at::TensorOptions(device).dtype(at::kDouble)));
+  }
+  return at::stack(parts);
 }
 
 }  // namespace
@@ -37,14 +49,7 @@ LateScalars::LateScalars(const std::vector<at::Tensor>& scalars) {
     for (const at::Tensor& scalar : scalars) values_.push_back(value_of(scalar));
     return;
   }
-  std::vector<at::Tensor> parts;
-  parts.reserve(scalars.size());
-  for (const at::Tensor& scalar : scalars) {
-    parts.push_back(scalar.defined() ? scalar.detach().to(device, at::kDouble)
-                                     : at::full({}, std::numeric_limits<double>::quiet_NaN(),
-                                                at::TensorOptions(device).dtype(at::kDouble)));
-  }
-  host_ = at::stack(parts).to(at::kCPU, /*non_blocking=*/true);  // into page-locked memory
+  host_ = (scalars.size() == 1 ? scalars[0] : stacked(scalars, device)).to(at::kCPU, /*non_blocking=*/true);
   const c10::impl::VirtualGuardImpl backend(device.type());
   copied_.emplace(device.type());
   copied_->record(backend.getStream(device));
@@ -55,8 +60,8 @@ bool LateScalars::ready() const { return !copied_ || copied_->query(); }
 std::vector<double> LateScalars::values() const {
   if (!copied_) return values_;
   copied_->synchronize();
-  const double* values = host_.const_data_ptr<double>();
-  return {values, values + host_.numel()};
+  const at::Tensor values = host_.to(at::kDouble);
+  return {values.const_data_ptr<double>(), values.const_data_ptr<double>() + values.numel()};
 }
 
 }  // namespace trainkit

@@ -26,7 +26,7 @@ class LateScalars {
 
  private:
   std::vector<double> values_;  // of scalars that were on the CPU
-  at::Tensor host_;             // (n) float64 on the CPU, being copied to
+  at::Tensor host_;             // on the CPU, page-locked, being copied to
   std::optional<c10::Event> copied_;
 };
 

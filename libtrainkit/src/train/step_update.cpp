@@ -1,8 +1,8 @@
 // Updates the weights at the end of a step.
 #include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/addcmul.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/isfinite.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -39,6 +39,9 @@ void scale(const std::vector<at::Tensor>& gradients, double factor) {
   }
   for (const at::Tensor& gradient : gradients) at::Tensor(gradient).mul_(factors[gradient.scalar_type()]);
 }
+
+/// Returns 1 if the norm is not finite, else 0, as float32: 0 times it is NaN or 0.
+at::Tensor found_inf_of(const at::Tensor& norm) { return norm.mul(0).nan_to_num_(/*nan=*/1).to(at::kFloat); }
 
 }  // namespace
 
@@ -125,7 +128,7 @@ std::vector<at::Tensor> TrainStep::update_unless_nonfinite() {
   for (size_t i = 0; i < optimizers_.size(); ++i) {
     const at::Tensor& norm = norms[i];
     if (!norm.is_cpu() || !std::isfinite(norm.item<double>())) {  // reading a CPU tensor does not wait
-      with_memory([&] { blocked[i] = at::isfinite(norm).logical_not_().to(at::kFloat); });
+      with_memory([&] { blocked[i] = found_inf_of(norm); });
     }
     if (i == 0) found_inf = blocked[i];
     if (votes_) with_memory([&] { blocked[i] = at::maximum(found_inf, votes_->blocked()); });
@@ -145,7 +148,7 @@ void TrainStep::count_skips(const at::Tensor& found_inf) {
       in_a_row = none_skipped_;
     } else {
       const at::Tensor before = skipped_in_a_row_.defined() ? skipped_in_a_row_ : at::zeros_like(found_inf);
-      in_a_row = before.add(1).mul_(found_inf);
+      in_a_row = at::addcmul(found_inf, before, found_inf);  // (before + 1) * found_inf
     }
     // A graph updates the tensor that it was captured with, so the count must stay in place.
     const bool in_place = graphs_ && !in_a_row.is_cpu();
