@@ -177,6 +177,17 @@ TEST_CASE("Results of a convolution do not depend on the number of threads", "[n
   }
 }
 
+TEST_CASE("A part of a batch has the bits of the whole", "[nn][convolution]") {
+  for (const Layer& layer : layers()) {
+    if (is_product(layer)) continue;
+    CAPTURE(layer.name);
+    torch::manual_seed(1);
+    const at::Tensor x = torch::randn(layer.input), weight = torch::randn(layer.weight);
+    const at::Tensor whole = convolution(x, weight, {}, layer.stride, layer.padding);
+    CHECK(at::equal(convolution(x.slice(0, 0, 1), weight, {}, layer.stride, layer.padding), whole.slice(0, 0, 1)));
+  }
+}
+
 TEST_CASE("A convolution passes NaN and infinity on", "[nn][convolution]") {
   for (const bool relu : {false, true}) {
     for (const char* name : {"3 x 3, squares of 3", "bands only"}) {

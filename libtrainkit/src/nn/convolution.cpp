@@ -42,8 +42,8 @@ using detail::ImageShape;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr int64_t kLeastMultiplications = int64_t{1} << 18;  // below this, LibTorch's operations are as fast
-constexpr int64_t kMostTerms = 4096;                         // of a direct convolution: its panels stay in the cache
+constexpr int64_t kLeastMultiplications = 4096;  // of an image; below this, LibTorch's operations are as fast
+constexpr int64_t kMostTerms = 4096;             // of a direct convolution: its panels stay in the cache
 
 bool is_wanted() {
   static const bool wanted = [] {
@@ -113,9 +113,9 @@ bool has_direct(const Folded& conv) {
 /// Returns whether our kernels support a convolution whose shapes fit together.
 bool has_kernels(const Folded& conv, const at::Tensor& input) {
   const ImageShape& s = conv.shape;
-  if (s.images * s.out_positions() * s.kernel_positions() * s.channels * s.kernels < kLeastMultiplications)
-    return false;
   if (is_product(s)) return true;
+  // Nothing here depends on the number of images: parts of a batch give the same bits as the whole.
+  if (s.out_positions() * s.kernel_positions() * s.channels * s.kernels < kLeastMultiplications) return false;
   if (conv.strides[0] != 1 || conv.strides[1] != 1) return false;
   const bool needs_gradient = at::GradMode::is_enabled() && input.requires_grad();
   return (!needs_gradient || s.channels % 8 == 0) && (detail::winograd_side(s) > 0 || has_direct(conv));

@@ -4,8 +4,6 @@
 #include <ATen/ops/relu.h>
 #include <torch/nn/init.h>
 
-#include "trainkit/nn/functional.h"
-
 namespace trainkit {
 
 /// Two 3x3 convolutions with a shortcut: the identity, or a 1x1 convolution if the shape changes.
@@ -35,11 +33,6 @@ SyncBatchNorm norm(int64_t channels, bool synchronize) {
   return SyncBatchNorm(SyncBatchNormOptions{.num_features = channels, .synchronize = synchronize});
 }
 
-/// Applies a 3 x 3 layer made by conv().
-at::Tensor convolve(const torch::nn::Conv2d& layer, const at::Tensor& x) {
-  return convolution(x, layer->weight, layer->bias, *layer->options.stride(), {1, 1});
-}
-
 }  // namespace
 
 BasicBlockImpl::BasicBlockImpl(int64_t in_channels, int64_t out_channels, int64_t stride, bool sync_batch_norm)
@@ -53,7 +46,7 @@ BasicBlockImpl::BasicBlockImpl(int64_t in_channels, int64_t out_channels, int64_
 }
 
 at::Tensor BasicBlockImpl::forward(const at::Tensor& x) {
-  const at::Tensor out = convolve(conv2_, bn1_->forward_relu(convolve(conv1_, x)));
+  const at::Tensor out = conv2_(bn1_->forward_relu(conv1_(x)));
   return bn2_->forward_relu(out, downsample_ ? downsample_->forward(x) : x);
 }
 

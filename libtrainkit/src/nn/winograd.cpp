@@ -35,7 +35,8 @@ namespace {
 
 constexpr int64_t kGroupFloats = int64_t{256} << 10;  // of a group's transformed matrices: 1 MB per thread
 constexpr int64_t kSumFloats = int64_t{1} << 20;      // the same for the sums over images: 4 MB for all threads
-constexpr int64_t kGrain = 512;                       // vectors of weights that are worth a thread
+constexpr int64_t kMostWeights = int64_t{5} << 19;  // transformed: 10 MB; more take as long as the products of a batch
+constexpr int64_t kGrain = 512;                     // vectors of weights that are worth a thread
 
 /// W floats; one for channels beyond a multiple of 8.
 template <int W>
@@ -373,7 +374,7 @@ void with_side(int64_t side, const F& f) {
 
 #endif
 
-/// Multiply-adds of the products for an image and, weighed by their slower memory accesses, of the transforms.
+/// Multiply-adds of the products and, weighed by their slower memory accesses, of the transforms.
 double cost(const ImageShape& s, int64_t side) {
   constexpr double kTransform = 12;  // multiply-adds of a product in the time of a transformed number, measured
   const auto [rows, columns, depth] = s.out();
@@ -381,8 +382,7 @@ double cost(const ImageShape& s, int64_t side) {
       static_cast<double>(((rows + side - 1) / side) * ((columns + side - 1) / side) * (side + 2) * (side + 2));
   const auto products = static_cast<double>(depth * s.kernel[2] * s.channels * s.kernels);
   const auto transforms = static_cast<double>(s.size[2] * s.channels + depth * s.kernels);
-  const auto weights = static_cast<double>((side + 2) * (side + 2) * s.kernel[2] * s.channels * s.kernels);
-  return places * (products + kTransform * transforms) + kTransform * weights / static_cast<double>(s.images);
+  return places * (products + kTransform * transforms);
 }
 
 }  // namespace
@@ -393,6 +393,7 @@ int64_t winograd_side(const ImageShape& s) {
   int64_t best = 0;
   double least = static_cast<double>(s.out_positions() * s.kernel_positions() * s.channels * s.kernels);
   for (const int64_t side : {2, 3, 4}) {
+    if ((side + 2) * (side + 2) * s.kernel[2] * s.channels * s.kernels > kMostWeights) continue;
     if (const double here = cost(s, side); here < least) {
       least = here;
       best = side;

@@ -26,11 +26,13 @@ int64_t places_out(c10::ArrayRef<const c10::IValue> arguments) {
   if (arguments[6].toBool()) return places_of(images);  // transposed: the kernel is applied at each input position
   const auto stride = arguments[3].toDimVector(), padding = arguments[4].toDimVector(),
              dilation = arguments[5].toDimVector();
+  // A list with one number applies to all dimensions.
+  const auto at = [](const at::DimVector& list, size_t i) { return list[list.size() == 1 ? 0 : i]; };
   int64_t places = images.size(0);
   for (int64_t d = 2; d < images.dim(); ++d) {
     const auto i = static_cast<size_t>(d - 2);
-    const int64_t reach = dilation[i] * (arguments[1].toTensor().size(d) - 1) + 1;
-    places *= (images.size(d) + 2 * padding[i] - reach) / stride[i] + 1;
+    const int64_t reach = at(dilation, i) * (arguments[1].toTensor().size(d) - 1) + 1;
+    places *= (images.size(d) + 2 * at(padding, i) - reach) / at(stride, i) + 1;
   }
   return places;
 }
