@@ -94,7 +94,8 @@ const std::vector<std::string> kWhole{"mlp",         "mlp_double",
                                       "resnet_eval", "resnet_eval_double",
                                       "resnet_sync", "resnet_sync_double"};
 
-double tolerance(const std::string& name) { return name.ends_with("_double") ? 1e-6 : 1e-5; }
+/// In float32 the order of sums depends on the processor's vectors: 1.4e-5 was seen with AVX2.
+double tolerance(const std::string& name) { return name.ends_with("_double") ? 1e-6 : 3e-5; }
 
 }  // namespace
 
