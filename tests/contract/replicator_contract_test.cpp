@@ -157,7 +157,7 @@ TEST_CASE("Four ranks have equal bits, and equal accumulation to 1e-6", "[contra
     INFO(name);
     for (const Trace& trace : ranks) check_equal_bits(trace, ranks[0]);
     CHECK(difference(ranks[0], on_one_device(name, name == "resnet_sync" ? 1 : 4)) <
-          (name == "resnet_sync" ? 1e-5 : 1e-6));
+          (name == "resnet_sync" ? tolerance(name) : 1e-6));
   }
 }
 
