@@ -1,8 +1,7 @@
-#include "trainkit/nn/functional.h"
-
 #include <ATen/autocast_mode.h>
 
 #include "test_util.h"
+#include "trainkit/nn/functional.h"
 
 using namespace trainkit;
 

@@ -164,8 +164,7 @@ std::vector<int64_t> numbers_of(const ImageShape& s) {
 /// x (images, h, w, d, channels), weight (kh, kw, kd, channels, kernels) to (images, oh, ow, od, kernels), contiguous.
 struct ConvolutionFunction : torch::autograd::Function<ConvolutionFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
-                            const detail::OptionalTensor& bias, const std::vector<int64_t>& numbers, bool relu) {
-    const ImageShape s = shape_of(numbers);
+                            const detail::OptionalTensor& bias, const ImageShape& s, bool relu) {
     const auto [oh, ow, od] = s.out();
     at::Tensor y = at::empty({s.images, oh, ow, od, s.kernels}, x.options());
     const float* offsets = bias ? floats(*bias) : nullptr;
@@ -177,7 +176,7 @@ struct ConvolutionFunction : torch::autograd::Function<ConvolutionFunction> {
       }
       return y;
     });
-    context->saved_data["numbers"] = numbers;
+    context->saved_data["numbers"] = numbers_of(s);
     context->saved_data["has_bias"] = bias.has_value();
     context->save_for_backward({x, weight, relu ? y : at::Tensor()});
     return y;
@@ -240,7 +239,7 @@ at::Tensor own_convolution(const Folded& conv, const at::Tensor& input, const at
     const at::Tensor packed = weight.movedim(1, -1).movedim(0, -1).contiguous();
     y = ConvolutionFunction::apply(x.view({s.images, s.size[0], s.size[1], s.size[2], s.channels}),
                                    packed.view({s.kernel[0], s.kernel[1], s.kernel[2], s.channels, s.kernels}),
-                                   detail::optional(bias), numbers_of(s), relu);
+                                   detail::optional(bias), s, relu);
   }
   return y.view(sizes).movedim(-1, 1);
 }

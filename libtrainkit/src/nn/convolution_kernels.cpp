@@ -3,9 +3,22 @@
 #include <algorithm>
 
 #include "core/parallel.h"
-#include "nn/tile_product.h"
 
 namespace trainkit::detail {
+
+std::vector<int64_t> line_offsets(const ImageShape& shape, int64_t columns, int64_t line) {
+  std::vector<int64_t> offsets;
+  for (int64_t i = 0; i < shape.kernel[0]; ++i) {
+    for (int64_t j = 0; j < shape.kernel[1]; ++j) offsets.push_back((i * columns + j) * line);
+  }
+  return offsets;
+}
+
+std::vector<TileProduct::Piece> pieces_at(const std::vector<int64_t>& offsets, int64_t length) {
+  std::vector<TileProduct::Piece> pieces;
+  for (const int64_t offset : offsets) pieces.push_back({offset, static_cast<int64_t>(pieces.size()) * length});
+  return pieces;
+}
 
 std::vector<float> packed_panels(const float* b, int64_t terms, int64_t columns) {
   std::vector<float> panels(static_cast<size_t>(terms * columns));
@@ -65,20 +78,18 @@ void ReversedKernels::gradient_of_lines(int64_t lines, const float* from, int64_
                                         const std::vector<int64_t>& offsets, float* to) const {
   const ImageShape& s = shape_;
   const bool is_single = s.size[2] == 1;  // one position for each line: the lines are the rows of one product
-  std::vector<TileProduct::Piece> pieces(offsets.size());
   for (int64_t first = 0; first < std::min(s.stride, s.size[2]); ++first) {  // positions first, first + stride, ...
     const int64_t padded = s.padding[2] + first;
     const Residue& residue = residues_[static_cast<size_t>(padded % s.stride)];
     const int64_t length = residue.reach * s.kernels;
-    for (size_t i = 0; i < pieces.size(); ++i) pieces[i] = {offsets[i], static_cast<int64_t>(i) * length};
+    const std::vector<TileProduct::Piece> pieces = pieces_at(offsets, length);
     TileProduct product{.row_stride = is_single ? line_stride : s.kernels,
                         .term_stride = 1,
                         .pieces = pieces.data(),
                         .num_pieces = static_cast<int64_t>(pieces.size()),
                         .length = length,
                         .b_stride = 0,
-                        .c_stride = s.stride * s.channels};
-    if (is_single) product.c_stride = s.channels;
+                        .c_stride = is_single ? s.channels : s.stride * s.channels};
     const float* a = from + (padded / s.stride + most_reach(s) - residue.reach) * s.kernels;
     const int64_t rows = is_single ? lines : (s.size[2] - first + s.stride - 1) / s.stride;
     for_each_panel(s.channels, [&](int64_t column, int64_t width) {

@@ -5,8 +5,16 @@
 #include <vector>
 
 #include "nn/image_shape.h"
+#include "nn/tile_product.h"
 
 namespace trainkit::detail {
+
+/// Offsets of the lines of an image, `columns` of them for each h and `line` floats long, that the kernel's positions
+/// (kh, kw) read, from the first one.
+std::vector<int64_t> line_offsets(const ImageShape& shape, int64_t columns, int64_t line);
+
+/// The pieces of a product whose A reads `length` terms at each of these offsets.
+std::vector<TileProduct::Piece> pieces_at(const std::vector<int64_t>& offsets, int64_t length);
 
 /// Copies b (terms, columns) into panels of contiguous rows. The panel that starts at column c is at c * terms.
 std::vector<float> packed_panels(const float* b, int64_t terms, int64_t columns);

@@ -1,5 +1,3 @@
-#include "trainkit/nn/functional.h"
-
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
@@ -21,6 +19,7 @@
 #include "core/vectors.h"
 #include "nn/cross_entropy_rows.h"
 #include "nn/fused_ops.h"
+#include "trainkit/nn/functional.h"
 
 namespace trainkit {
 namespace {

@@ -24,19 +24,6 @@ namespace {
 
 constexpr int64_t kGroups = 16;  // sums of the weights' gradient; fixed, so that bits do not depend on threads
 
-using Pieces = std::vector<TileProduct::Piece>;
-
-/// The pieces of A for an image of rows of `row_length` floats, `width` of them per h, each `length` terms long.
-Pieces pieces_of(int64_t kernel_rows, int64_t kernel_columns, int64_t width, int64_t row_length, int64_t length) {
-  Pieces pieces;
-  for (int64_t i = 0; i < kernel_rows; ++i) {
-    for (int64_t j = 0; j < kernel_columns; ++j) {
-      pieces.push_back({(i * width + j) * row_length, (i * kernel_columns + j) * length});
-    }
-  }
-  return pieces;
-}
-
 /// An image (h, w, d, channels) with a border of zeros.
 class PaddedImage {
  public:
@@ -95,7 +82,7 @@ void direct_convolution(const ImageShape& s, const float* x, const float* w, con
   parallel_for(0, s.images, 1, [&, oh = oh, ow = ow, od = od](int64_t begin, int64_t end) {
     InputImages images(s);
     const int64_t row = images.size()[2] * s.channels;
-    const Pieces pieces = pieces_of(s.kernel[0], s.kernel[1], images.size()[1], row, length);
+    const std::vector<TileProduct::Piece> pieces = pieces_at(line_offsets(s, images.size()[1], row), length);
     TileProduct product{.row_stride = s.stride * s.channels,
                         .term_stride = 1,
                         .pieces = pieces.data(),
@@ -128,10 +115,7 @@ void direct_input_gradient(const ImageShape& s, const float* dy, const float* w,
   parallel_for(0, s.images, 1, [&](int64_t begin, int64_t end) {
     PaddedImage gradient(s.out(), before, after, s.kernels);
     const int64_t columns = gradient.whole()[1], line = gradient.whole()[2] * s.kernels;
-    std::vector<int64_t> offsets;
-    for (int64_t i = 0; i < s.kernel[0] * s.kernel[1]; ++i) {
-      offsets.push_back((i / s.kernel[1] * columns + i % s.kernel[1]) * line);
-    }
+    const std::vector<int64_t> offsets = line_offsets(s, columns, line);
     for (int64_t n = begin; n < end; ++n) {
       const float* image = gradient.filled(dy + n * s.out_positions() * s.kernels);
       for (int64_t i = 0; i < s.size[0]; ++i) {
@@ -150,6 +134,7 @@ void direct_weight_gradient(const ImageShape& s, const float* x, const float* dy
   parallel_for(0, groups, 1, [&, oh = oh, ow = ow, od = od](int64_t begin, int64_t end) {
     InputImages images(s);
     const int64_t row = images.size()[2] * s.channels;
+    const std::vector<int64_t> offsets = line_offsets(s, images.size()[1], row);
     const TileProduct::Piece whole;
     const TileProduct product{.row_stride = 1,
                               .term_stride = s.stride * s.channels,
@@ -160,11 +145,11 @@ void direct_weight_gradient(const ImageShape& s, const float* x, const float* dy
                               .c_stride = s.kernels,
                               .accumulates = true};
     const auto add_row = [&](const float* image, const float* gradient, int64_t i, float* sum) {
-      for (int64_t k = 0; k < s.kernel[0] * s.kernel[1]; ++k) {
-        const int64_t line = (i / ow + k / s.kernel[1]) * images.size()[1] + i % ow + k % s.kernel[1];
+      const float* first = image + (i / ow * images.size()[1] + i % ow) * row;
+      for (size_t k = 0; k < offsets.size(); ++k) {
         for_each_panel(s.kernels, [&](int64_t column, int64_t width) {
-          multiply_panel(product, length, width, image + line * row, gradient + column, nullptr,
-                         sum + k * length * s.kernels + column);
+          multiply_panel(product, length, width, first + offsets[k], gradient + column, nullptr,
+                         sum + static_cast<int64_t>(k) * length * s.kernels + column);
         });
       }
     };

@@ -44,14 +44,15 @@ at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weig
 /// Convolves images (N, C, H, W) or volumes (N, C, D, H, W) with the weight of a torch::nn::Conv2d or Conv3d, as
 /// torch::conv2d and torch::conv3d do. With `relu`, negative results are replaced by 0 in the same pass.
 ///
-/// On the CPU in float32 these cases have kernels of our own: 3 x 3 kernels with stride 1, by
-/// Winograd's algorithm with 2 to 3 times fewer multiplications; kernels with few channels in two or three dimensions
-/// with a stride along the last dimension only; kernels that cover everything, as matrix products. The number of output
-/// channels is a multiple of 8 there, as is C if the input needs a gradient. The channels are innermost in the memory
-/// of the result (channels_last); an input in this format is not copied. Values agree with LibTorch's within rounding:
-/// 1e-5 of the largest value. Except for matrix products, results are bitwise equal for any number of threads. No
-/// second derivative: backward with create_graph throws c10::NotImplementedError. Other inputs use LibTorch's
-/// operations, and so does everything if the environment variable TRAINKIT_CONVOLUTION is 0.
+/// On the CPU in float32 these cases have kernels of our own: 3 x 3 kernels with stride 1, by Winograd's algorithm with
+/// 2 to 3 times fewer multiplications; kernels with few channels in two or three dimensions with a stride along the
+/// last dimension only; kernels that cover everything, as matrix products. The number of output channels is a multiple
+/// of 8 there, as is C if the input needs a gradient. The channels are innermost in the memory of the result
+/// (channels_last); an input in this format is not copied. Values agree with LibTorch's within rounding: 1e-5 of the
+/// largest value. Except for matrix products, results are bitwise equal for any number of threads. Under autocast to
+/// bfloat16 the same kernels compute in float32 and the result is bfloat16, unless the processor has AMX. No second
+/// derivative: backward with create_graph throws c10::NotImplementedError. Other inputs use LibTorch's operations, and
+/// so does everything if the environment variable TRAINKIT_CONVOLUTION is 0.
 ///
 /// @param bias (output channels) or undefined. @param stride, padding one number for each dimension of the kernel.
 at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
