@@ -12,7 +12,7 @@ namespace {
 /// Output layer and loss of 1,024 positions with GPT-2's vocabulary, forward and backward; `pieces`:
 /// linear_cross_entropy, else the separate functions. `peak`: bytes.
 void BM_Head(benchmark::State& state) {
-  use_onednn_matmul();
+  use_fast_kernels();
   at::set_num_threads(2);
   torch::manual_seed(0);
   constexpr int64_t kPositions = 1024, kClasses = 50257, kWidth = 256;

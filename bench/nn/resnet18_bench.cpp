@@ -4,6 +4,7 @@
 #include <benchmark/benchmark.h>
 #include <torch/torch.h>
 
+#include "trainkit/nn/linear.h"
 #include "trainkit/nn/resnet18.h"
 
 namespace trainkit {
@@ -12,6 +13,7 @@ namespace {
 void BM_ResNet18Step(benchmark::State& state) {
   constexpr int64_t kRows = 16;
   const bool bf16 = state.range(0) != 0;
+  use_fast_kernels();  // as every trainer does
   at::set_num_threads(2);
   torch::manual_seed(0);
   ResNet18 model(ResNet18Options{.num_classes = 7});

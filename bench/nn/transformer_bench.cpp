@@ -14,7 +14,7 @@ constexpr int64_t kBlock = 64;
 constexpr int64_t kVocabulary = 65;
 
 void BM_TransformerStep(benchmark::State& state) {
-  use_onednn_matmul();  // as every trainer does
+  use_fast_kernels();  // as every trainer does
   at::set_num_threads(2);
   torch::manual_seed(0);
   Transformer model(TransformerConfig{

@@ -35,7 +35,7 @@ Task lm() {
 }
 
 void BM_LanguageModel(benchmark::State& state, const Task& task, Precision precision) {
-  use_onednn_matmul();  // as every trainer does
+  use_fast_kernels();  // as every trainer does
   at::set_num_threads(2);
   torch::manual_seed(0);
   auto devices = DeviceReplicator::create([&] { return Transformer(task.model); }, {.device = at::kCPU}).value();

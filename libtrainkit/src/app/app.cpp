@@ -329,7 +329,7 @@ absl::StatusOr<int> run(int argc, const char* const* argv, App& app, ProgramStat
   TRAINKIT_RETURN_IF_ERROR(app.resolve_options(parser, run, machine));
   TRAINKIT_RETURN_IF_ERROR(check_run_options(parser, run, machine));
   TRAINKIT_RETURN_IF_ERROR(app.check_options(parser, run));
-  use_onednn_matmul();
+  use_fast_kernels();
   TRAINKIT_ASSIGN_OR_RETURN(const std::optional<int> instead, app.run_instead(run, device));
   if (instead) return *instead;
   return train_all(app, parser, run, machine, program);

@@ -122,7 +122,7 @@ class RunCommandLine {
 
   /// Makes the run for the command. Call it after parse().
   absl::StatusOr<TrainedRun> run() {
-    use_onednn_matmul();
+    use_fast_kernels();
     TRAINKIT_ASSIGN_OR_RETURN(PredictorOptions predictor, predictor_options(parser_, options_, app_.read_cost()));
     return TrainedRun{.parser = parser_,
                       .options = options_,

@@ -64,18 +64,21 @@ class Conv1DImpl : public AdaptableImpl {
 };
 TORCH_MODULE(Conv1D);
 
-// ---- Float32 matrix products through oneDNN.
+// ---- Matrix products and convolutions on the CPU.
 
-/// Routes LibTorch's float32 matrix products on the CPU (aten::mm and aten::addmm, hence every Linear and its backward)
-/// to oneDNN instead of MKL. Applies to all models of this process until it ends. Products below a million
-/// multiplications are not routed, and neither is attention, which calls neither operation. On AMD processors MKL takes
-/// twice as long as oneDNN.
+/// Replaces LibTorch's operations on the CPU where they are slow: aten::mm and aten::addmm, hence every Linear and its
+/// backward, and convolutions. Applies to all models of this process until it ends. Attention calls none of them.
 ///
-/// Enabled only on processors where it is faster and where oneDNN is as accurate as MKL, which the first call tests on
-/// one product. Disabled on Intel processors, where MKL is as fast. The environment variable TRAINKIT_ONEDNN_MATMUL=0
-/// or 1 overrides this. LibTorch has no such products on x86 processors without AVX-512: they keep MKL. The decision
-/// does not depend on timing, so that a resumed run has the bits of an uninterrupted one. Call it before the first
-/// step, from any thread; every trainer does. @return whether oneDNN is used.
-bool use_onednn_matmul();
+/// - float32 products of a million multiplications or more use oneDNN instead of MKL, which takes twice as long on AMD
+///   processors. Only where oneDNN is as accurate as MKL, which the first call tests on one product; not on Intel
+///   processors, where MKL is as fast, and not on x86 processors without AVX-512, for which LibTorch has no such
+///   products. The environment variable TRAINKIT_ONEDNN_MATMUL=0 or 1 overrides the choice by processor.
+/// - bfloat16 products, aten::bmm too, are computed in float32 and rounded once on x86 processors without AVX-512,
+///   where LibTorch's take 7 to 80 times as long. There, convolutions under autocast compute and return float32 (13
+///   times as fast with ResNet18).
+///
+/// The decision does not depend on timing, so that a resumed run has the bits of an uninterrupted one. Call it before
+/// the first step, from any thread; every trainer does. @return whether float32 products use oneDNN.
+bool use_fast_kernels();
 
 }  // namespace trainkit
