@@ -75,6 +75,12 @@ int run(char** argv) {
   if (access(program.c_str(), X_OK) != 0)
     return failed("[program.missing] " + program + ": " + std::strerror(errno), "reinstall trainkit");
 
+  // As the trainer prints it. Loading LibTorch for it would take up to half a second.
+  if (name != "trainkit" && argv[1] != nullptr && argv[2] == nullptr && std::strcmp(argv[1], "--version") == 0) {
+    std::printf("%s %s\n", name.c_str(), TRAINKIT_VERSION);
+    return 0;
+  }
+
   const std::vector<std::string> needed = needed_libraries(program);
   const TorchSearch search = find_torch(folder, needed);
   if (!search.found) return failed(search.problem);

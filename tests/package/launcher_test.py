@@ -6,6 +6,7 @@
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import tempfile
 import unittest
 
 LAUNCHER, COMPILER = sys.argv.pop(1), sys.argv.pop(1)
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = """#!/bin/sh
 echo "path=$LD_LIBRARY_PATH saved=$TRAINKIT_LD_LIBRARY_PATH arguments=$*"
 """
@@ -122,6 +124,12 @@ class LauncherTest(unittest.TestCase):
         torch = self.torch("chosen/torch")
         result = self.start("--cmake_prefix", TRAINKIT_TORCH=str(torch))
         self.assertEqual(result.stdout, f"{self.prefix};{torch}\n")
+
+    def test_the_version_of_a_trainer_needs_no_libtorch(self):
+        self.program("trainkit-hsi", "#!/bin/sh\nexit 1\n")
+        version = re.search(r"^project\(\w+ VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text(), re.MULTILINE)[1]
+        result = self.start("--version", program="trainkit-hsi")
+        self.assertEqual((result.stdout, result.returncode), (f"trainkit-hsi {version}\n", 0))
 
     def test_a_link_to_the_launcher_starts_the_program(self):
         torch = self.torch("site-packages/torch")
