@@ -3,6 +3,10 @@
 #define XXH_INLINE_ALL  // header-only: neither this library nor its users link libxxhash
 #include <xxhash.h>
 
+#include <algorithm>
+
+#include "trainkit/core/status.h"
+
 namespace trainkit {
 
 struct Digest::State {
@@ -31,6 +35,18 @@ std::string Digest::hex() const {
 std::string Digest::of(std::string_view bytes) {
   Digest digest;
   digest.update(bytes.data(), bytes.size());
+  return digest.hex();
+}
+
+absl::StatusOr<std::string> digest_of(const ReadableFile& file) {
+  constexpr int64_t kPiece = 1 << 20;
+  std::string piece(static_cast<size_t>(std::min(kPiece, file.size_bytes())), '\0');
+  Digest digest;
+  for (int64_t at = 0; at < file.size_bytes(); at += kPiece) {
+    const auto size = static_cast<size_t>(std::min(kPiece, file.size_bytes() - at));
+    TRAINKIT_RETURN_IF_ERROR(file.read_at(at, piece.data(), size));
+    digest.update(piece.data(), size);
+  }
   return digest.hex();
 }
 

@@ -166,6 +166,14 @@ std::optional<Error> error_of(const absl::Status& status) {
   return complete ? std::optional(std::move(error)) : std::nullopt;
 }
 
+absl::Status reclassify(const absl::Status& status, ExitCode exit_code, std::string_view id) {
+  if (status.ok()) return status;
+  Error error = error_of(status).value_or(Error{.problem = std::string(status.message())});
+  error.exit_code = exit_code;
+  error.id = id;
+  return to_status(error, status.code());
+}
+
 ExitCode exit_code(const absl::Status& status) {
   if (const auto error = error_of(status)) return error->exit_code;
   switch (status.code()) {

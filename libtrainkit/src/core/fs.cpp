@@ -85,14 +85,6 @@ std::string join(const std::string& directory, const std::string& name) {
 
 }  // namespace
 
-absl::Status reclassify(const absl::Status& status, ExitCode exit_code, std::string_view id) {
-  if (status.ok()) return status;
-  Error error = error_of(status).value_or(Error{.problem = std::string(status.message())});
-  error.exit_code = exit_code;
-  error.id = id;
-  return to_status(error, status.code());
-}
-
 std::string describe_bytes(int64_t bytes) {
   std::string digits = fmt::format("{}", bytes);
   const int first = bytes < 0 ? 1 : 0;
@@ -175,18 +167,6 @@ absl::Status ReadableFile::read_at(int64_t offset, void* data, size_t size) cons
     offset += read;
   }
   return absl::OkStatus();
-}
-
-absl::StatusOr<std::string> digest_of(const ReadableFile& file) {
-  constexpr int64_t kPiece = 1 << 20;
-  std::string piece(static_cast<size_t>(std::min(kPiece, file.size_bytes())), '\0');
-  Digest digest;
-  for (int64_t at = 0; at < file.size_bytes(); at += kPiece) {
-    const auto size = static_cast<size_t>(std::min(kPiece, file.size_bytes() - at));
-    TRAINKIT_RETURN_IF_ERROR(file.read_at(at, piece.data(), size));
-    digest.update(piece.data(), size);
-  }
-  return digest.hex();
 }
 
 absl::StatusOr<detail::Descriptor> Directory::open(const std::string& name, int flags, const char* action) const {

@@ -29,14 +29,13 @@ namespace trainkit::detail {
 // Transformed matrices are kept for a group of images only, so that they stay in the cache. Squares at the border that
 // reach over the image's end read zeros, and their surplus outputs are not written.
 
-namespace {
-
 #if defined(__x86_64__) && defined(__GNUC__)
+
+namespace {
 
 constexpr int64_t kGroupFloats = int64_t{256} << 10;  // of a group's transformed matrices: 1 MB per thread
 constexpr int64_t kSumFloats = int64_t{1} << 20;      // the same for the sums over images: 4 MB for all threads
-constexpr int64_t kMostWeights = int64_t{5} << 19;  // transformed: 10 MB; more take as long as the products of a batch
-constexpr int64_t kGrain = 512;                     // vectors of weights that are worth a thread
+constexpr int64_t kGrain = 512;                       // vectors of weights that are worth a thread
 
 /// W floats; one for channels beyond a multiple of 8.
 template <int W>
@@ -372,37 +371,7 @@ void with_side(int64_t side, const F& f) {
   f(Winograd<4>());
 }
 
-#endif
-
-/// Multiply-adds of the products and, weighed by their slower memory accesses, of the transforms.
-double cost(const ImageShape& s, int64_t side) {
-  constexpr double kTransform = 12;  // multiply-adds of a product in the time of a transformed number, measured
-  const auto [rows, columns, depth] = s.out();
-  const auto places =
-      static_cast<double>(((rows + side - 1) / side) * ((columns + side - 1) / side) * (side + 2) * (side + 2));
-  const auto products = static_cast<double>(depth * s.kernel[2] * s.channels * s.kernels);
-  const auto transforms = static_cast<double>(s.size[2] * s.channels + depth * s.kernels);
-  return places * (products + kTransform * transforms);
-}
-
 }  // namespace
-
-int64_t winograd_side(const ImageShape& s) {
-  if (s.kernel[0] != 3 || s.kernel[1] != 3 || s.padding[0] > 2 || s.padding[1] > 2 || s.padding[2] > 0) return 0;
-  if (s.kernels % 8 != 0 || !has_tile_product()) return 0;
-  int64_t best = 0;
-  double least = static_cast<double>(s.out_positions() * s.kernel_positions() * s.channels * s.kernels);
-  for (const int64_t side : {2, 3, 4}) {
-    if ((side + 2) * (side + 2) * s.kernel[2] * s.channels * s.kernels > kMostWeights) continue;
-    if (const double here = cost(s, side); here < least) {
-      least = here;
-      best = side;
-    }
-  }
-  return best;
-}
-
-#if defined(__x86_64__) && defined(__GNUC__)
 
 void winograd_convolution(const ImageShape& shape, int64_t side, const float* x, const float* w, const float* bias,
                           bool relu, float* y) {

@@ -50,6 +50,9 @@ absl::Status to_status(const Error& error, absl::StatusCode code);
 /// Returns the error that `status` carries; nullopt for OK and for a Status that does not carry one.
 std::optional<Error> error_of(const absl::Status& status);
 
+/// Returns `status` with another exit code and id; keeps code, path and text. OK stays OK.
+absl::Status reclassify(const absl::Status& status, ExitCode exit_code, std::string_view id);
+
 /// Returns the exit code for `status`: that of its Error, else one that fits its code (kBug if none does).
 ExitCode exit_code(const absl::Status& status);
 

@@ -46,9 +46,6 @@ class Digest {
 
 class SystemCalls;
 
-/// Returns `status` with another exit code and id; keeps code, path and text. OK stays OK.
-absl::Status reclassify(const absl::Status& status, ExitCode exit_code, std::string_view id);
-
 /// Formats a byte count for messages: "1,234,567 bytes (1.2 MiB)".
 std::string describe_bytes(int64_t bytes);
 
