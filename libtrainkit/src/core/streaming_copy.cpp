@@ -20,8 +20,12 @@ constexpr size_t kPart = size_t{256} << 10;
 /// Copies of fewer bytes in total stay in the caches.
 constexpr size_t kStreamFrom = size_t{8} << 20;
 
-/// Copies with streaming stores. The sfence makes them visible before the thread signals that it has finished.
-void stream(char* target, const char* source, size_t bytes) {
+}  // namespace
+
+// The sfence makes streaming stores visible before the thread signals that it has finished.
+void streaming_copy(void* to_bytes, const void* from_bytes, size_t bytes) {
+  auto* target = static_cast<char*>(to_bytes);
+  const auto* source = static_cast<const char*>(from_bytes);
   size_t done = 0;
 #ifdef __SSE2__
   for (; done + kLine <= bytes; done += kLine) {
@@ -39,8 +43,6 @@ void stream(char* target, const char* source, size_t bytes) {
   std::memcpy(target + done, source + done, bytes - done);
 }
 
-}  // namespace
-
 void copy_in_parallel(std::span<const ByteCopy> copies) {
   std::vector<ByteCopy> parts;
   size_t total = 0;
@@ -56,7 +58,7 @@ void copy_in_parallel(std::span<const ByteCopy> copies) {
     for (int64_t i = begin; i < end; ++i) {
       const ByteCopy& part = parts[static_cast<size_t>(i)];
       if (streams) {
-        stream(static_cast<char*>(part.target), static_cast<const char*>(part.source), part.bytes);
+        streaming_copy(part.target, part.source, part.bytes);
       } else {
         std::memcpy(part.target, part.source, part.bytes);
       }

@@ -1,5 +1,6 @@
 #pragma once
-/// Copies of large memory on the host with all of LibTorch's threads.
+/// Copies of large memory on the host that bypass the caches: they evict nothing that training needs, and do not read
+/// the target's memory first.
 
 #include <cstddef>
 #include <span>
@@ -12,8 +13,11 @@ struct ByteCopy {
   size_t bytes = 0;
 };
 
-/// Makes all copies, and waits for them. Targets and sources do not overlap. Large copies bypass the caches: they evict
-/// nothing that training needs, and do not read the target's memory first.
+/// Copies on the calling thread to a target that is a multiple of 64, past the caches. They do not overlap.
+void streaming_copy(void* target, const void* source, size_t bytes);
+
+/// Makes all copies with all of LibTorch's threads, and waits for them. Targets and sources do not overlap. Copies of
+/// less than 8 MB in total stay in the caches.
 void copy_in_parallel(std::span<const ByteCopy> copies);
 
 }  // namespace trainkit::detail

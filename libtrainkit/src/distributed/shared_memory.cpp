@@ -16,6 +16,7 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "core/streaming_copy.h"
 #include "core/unique_descriptor.h"
 
 namespace trainkit::detail {
@@ -293,7 +294,8 @@ void SharedMemory::write(Operation operation, const Piece& piece) {
   const RankMemory& own = *ranks_[rank_];
   const bool is_read =
       operation == Operation::kAllReduce || (operation == Operation::kAllGather) == (piece.owner == rank_);
-  if (is_read) std::memcpy(own.piece(written_), piece.bytes.data(), piece.bytes.size());
+  // Backward works on this core: the copy must not evict its data.
+  if (is_read) streaming_copy(own.piece(written_), piece.bytes.data(), piece.bytes.size());
   own.head().piece_bytes[written_ % kPieces] = static_cast<uint32_t>(piece.bytes.size());
   publish(own.head().written, ++written_);
 }
