@@ -3,9 +3,18 @@
 /// the target's memory first.
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 namespace trainkit::detail {
+
+constexpr int64_t kStreamedLine = 64;  // bytes of a cache line
+
+/// Copies whole cache lines with the widest streaming stores of the processor. Other threads see them only after
+/// end_streaming(). `to` is a multiple of kStreamedLine. See Note [Streaming stores].
+using StreamLines = void (*)(std::byte* to, const std::byte* from, int64_t lines);
+extern const StreamLines stream_lines;
+void end_streaming();
 
 struct ByteCopy {
   void* target = nullptr;  // a multiple of 64

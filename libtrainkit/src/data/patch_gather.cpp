@@ -3,64 +3,21 @@
 #include <algorithm>
 #include <cstring>
 
-#ifdef __SSE2__
-#include <immintrin.h>
-#endif
+#include "core/streaming_copy.h"
 
 namespace trainkit::detail {
 namespace {
 
-// Note [Streaming stores]
-//
-// A normal store reads the cache line before it changes it, and evicts other data from the cache. A streaming store of
-// a whole line does neither. Large batches are written this way, because the step that follows needs the cache.
-//
-// - Streaming stores are fast only if they fill whole lines, one line after the other: the processor then combines the
-//   stores of a line and writes it once. StreamingWriter collects the pieces of a patch into lines.
-// - The first and the last line of the output may also belong to another thread's patches. They are written with
-//   memcpy, and only in the bytes that belong to this writer.
-// - Streaming stores are not ordered with other stores. The sfence in end_streaming() makes them visible before the
-//   thread reports that its part is done.
-
-constexpr int64_t kLine = 64;  // bytes of a cache line
-
-#ifdef __SSE2__
-// The four stores of a line stay together, so that the write-combining buffer is flushed as one line.
-void stream_lines_sse2(std::byte* to, const std::byte* from, int64_t lines) {
-  for (; lines > 0; --lines, to += kLine, from += kLine) {
-    const auto* source = reinterpret_cast<const __m128i*>(from);
-    auto* target = reinterpret_cast<__m128i*>(to);
-    const __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
-    const __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
-    _mm_stream_si128(target, a);
-    _mm_stream_si128(target + 1, b);
-    _mm_stream_si128(target + 2, c);
-    _mm_stream_si128(target + 3, d);
-  }
-}
-
-__attribute__((target("avx512f"))) void stream_lines_avx512(std::byte* to, const std::byte* from, int64_t lines) {
-  for (; lines > 0; --lines, to += kLine, from += kLine) {
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), _mm512_loadu_si512(from));
-  }
-}
-
-using StreamLines = void (*)(std::byte*, const std::byte*, int64_t);
-const StreamLines stream_lines = __builtin_cpu_supports("avx512f") ? stream_lines_avx512 : stream_lines_sse2;
-
-void end_streaming() { _mm_sfence(); }  // see Note [Streaming stores]
-#else
-// Without streaming stores, lines are copied normally.
-void stream_lines(std::byte* to, const std::byte* from, int64_t lines) { std::memcpy(to, from, lines * kLine); }
-void end_streaming() {}
-#endif
+// Large batches bypass the caches, see Note [Streaming stores] in core/streaming_copy.cpp. StreamingWriter collects the
+// pieces of a patch into lines. The first and the last line of the output may also belong to another thread's patches:
+// they are written with memcpy, and only in the bytes that belong to this writer.
 
 /// Collects pieces into cache lines and writes these with streaming stores. See Note [Streaming stores].
 class StreamingWriter {
  public:
   explicit StreamingWriter(float* out)
-      : to_(reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(out) & ~uintptr_t{kLine - 1})),
-        filled_(static_cast<int64_t>(reinterpret_cast<uintptr_t>(out) % kLine)),
+      : to_(reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(out) & ~uintptr_t{kStreamedLine - 1})),
+        filled_(static_cast<int64_t>(reinterpret_cast<uintptr_t>(out) % kStreamedLine)),
         foreign_(filled_) {}
   ~StreamingWriter() {
     if (filled_ > foreign_) std::memcpy(to_ + foreign_, line_ + foreign_, filled_ - foreign_);
@@ -73,36 +30,36 @@ class StreamingWriter {
     const auto* from = reinterpret_cast<const std::byte*>(piece);
     int64_t bytes = floats * static_cast<int64_t>(sizeof(float));
     if (filled_ > 0) {
-      const int64_t fit = std::min(kLine - filled_, bytes);
+      const int64_t fit = std::min(kStreamedLine - filled_, bytes);
       std::memcpy(line_ + filled_, from, fit);
       filled_ += fit;
-      if (filled_ < kLine) return;
+      if (filled_ < kStreamedLine) return;
       flush_line();
       from += fit;
       bytes -= fit;
     }
-    const int64_t lines = bytes / kLine;
+    const int64_t lines = bytes / kStreamedLine;
     stream_lines(to_, from, lines);
-    to_ += lines * kLine;
-    filled_ = bytes % kLine;
-    std::memcpy(line_, from + lines * kLine, filled_);
+    to_ += lines * kStreamedLine;
+    filled_ = bytes % kStreamedLine;
+    std::memcpy(line_, from + lines * kStreamedLine, filled_);
   }
 
  private:
   void flush_line() {
     if (foreign_ > 0) {
-      std::memcpy(to_ + foreign_, line_ + foreign_, kLine - foreign_);
+      std::memcpy(to_ + foreign_, line_ + foreign_, kStreamedLine - foreign_);
     } else {
       stream_lines(to_, line_, 1);
     }
-    to_ += kLine;
+    to_ += kStreamedLine;
     filled_ = foreign_ = 0;
   }
 
   std::byte* to_;        // the line being filled
   int64_t filled_ = 0;   // bytes filled in it
   int64_t foreign_ = 0;  // bytes at its start that belong to another writer
-  alignas(kLine) std::byte line_[kLine];
+  alignas(kStreamedLine) std::byte line_[kStreamedLine];
 };
 
 class CachedWriter {
