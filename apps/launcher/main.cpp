@@ -75,8 +75,9 @@ int run(char** argv) {
   if (access(program.c_str(), X_OK) != 0)
     return failed("[program.missing] " + program + ": " + std::strerror(errno), "reinstall trainkit");
 
+  const std::string_view only_argument = argv[1] != nullptr && argv[2] == nullptr ? argv[1] : "";
   // As the trainer prints it. Loading LibTorch for it would take up to half a second.
-  if (name != "trainkit" && argv[1] != nullptr && argv[2] == nullptr && std::strcmp(argv[1], "--version") == 0) {
+  if (name != "trainkit" && only_argument == "--version") {
     std::printf("%s %s\n", name.c_str(), TRAINKIT_VERSION);
     return 0;
   }
@@ -85,12 +86,9 @@ int run(char** argv) {
   const TorchSearch search = find_torch(folder, needed);
   if (!search.found) return failed(search.problem);
 
-  if (name == "trainkit" && argv[1] != nullptr && argv[2] == nullptr) {
-    const std::string_view flag = argv[1];
-    if (flag == "--cmake_prefix" || flag == "--cmake-prefix") {
-      std::printf("%s;%s\n", prefix.c_str(), search.torch.root.c_str());
-      return 0;
-    }
+  if (name == "trainkit" && (only_argument == "--cmake_prefix" || only_argument == "--cmake-prefix")) {
+    std::printf("%s;%s\n", prefix.c_str(), search.torch.root.c_str());
+    return 0;
   }
 
   const std::string cache = read_file("/etc/ld.so.cache");

@@ -4,34 +4,34 @@
 namespace trainkit {
 namespace {
 
+OptionSpec bounded(OptionSpec spec, double min, double max) {
+  spec.min = min, spec.max = max;
+  return spec;
+}
+
 void add_data_flags(ConfigParser& parser, RunOptions& o) {
   const auto spec = [](const char* help) { return OptionSpec{.help = help, .group = "Data"}; };
-  const auto at_least = [&](double min, double max, const char* help) {
-    OptionSpec s = spec(help);
-    s.min = min, s.max = max;
-    return s;
-  };
+  const auto range = [&](double min, double max, const char* help) { return bounded(spec(help), min, max); };
   OptionSpec folder = spec("Data set folder.");
   folder.path = PathKind::kInput;
   parser.add("data_dir", &o.data_dir, folder);
-  parser.add("num_workers", &o.num_workers, at_least(0, 1024, "Data-loader threads; 0 reads in the calling thread."));
+  parser.add("num_workers", &o.num_workers, range(0, 1024, "Data-loader threads; 0 reads in the calling thread."));
   parser.add("threads", &o.threads,
-             at_least(1, 1024,
-                      "LibTorch threads (intra-op) of each process; auto: the processors that busy loader "
-                      "workers and other ranks leave. Lower it on a machine with other load. The last bits of "
-                      "the results depend on it."));
+             range(1, 1024,
+                   "LibTorch threads (intra-op) of each process; auto: the processors that busy loader "
+                   "workers and other ranks leave. Lower it on a machine with other load. The last bits of "
+                   "the results depend on it."));
   parser.add("prefetch_factor", &o.prefetch_factor,
-             at_least(1, 64, "Batches that each worker prefetches; auto: 2, then 4 if the loop waited for data."));
+             range(1, 64, "Batches that each worker prefetches; auto: 2, then 4 if the loop waited for data."));
   parser.add("persistent_workers", &o.persistent_workers, spec("Keep workers and their memory between epochs."));
   parser.add("drop_last", &o.drop_last, spec("Use only the rows of full batches of --batch_size in each epoch."));
-  parser.add("timeout", &o.timeout, at_least(0, 1e6, "Maximum wait for a batch; 0 means unlimited."));
+  parser.add("timeout", &o.timeout, range(0, 1e6, "Maximum wait for a batch; 0 means unlimited."));
   parser.add("pin_memory", &o.pin_memory, spec("Keep batches in page-locked memory if CUDA is used."));
   OptionSpec on_error = spec("Policy for unreadable rows.");
   on_error.choices = {"fail", "skip", "replace"};
   parser.add("on_error", &o.on_error, on_error);
-  parser.add(
-      "max_bad_samples", &o.max_bad_samples,
-      at_least(-1, 1e15, "Maximum number of different unreadable rows, else the run fails; -1 means unlimited."));
+  parser.add("max_bad_samples", &o.max_bad_samples,
+             range(-1, 1e15, "Maximum number of different unreadable rows, else the run fails; -1 means unlimited."));
   OptionSpec demo = spec("Write a small data set in the trainer's formats to this folder and exit.");
   demo.path = PathKind::kOutput, demo.flag_only = true;
   parser.add("make_demo_data", &o.make_demo_data, demo);
@@ -44,11 +44,7 @@ void add_progress_flags(ConfigParser& parser, RunOptions& o) {
     s.path = kind;
     return s;
   };
-  const auto count = [&](double min, const char* help) {
-    OptionSpec s = spec(help);
-    s.min = min, s.max = 1e15;
-    return s;
-  };
+  const auto count = [&](double min, const char* help) { return bounded(spec(help), min, 1e15); };
   parser.add("output_dir", &o.output_dir, path(PathKind::kOutput, "Output folder of the run."));
   parser.add("seed", &o.seed, spec("Random seed."));
   OptionSpec epochs = count(1, "Number of epochs.");
@@ -91,11 +87,7 @@ void add_progress_flags(ConfigParser& parser, RunOptions& o) {
 
 void add_optimization_flags(ConfigParser& parser, RunOptions& o) {
   const auto spec = [](const char* help) { return OptionSpec{.help = help, .group = "Optimization"}; };
-  const auto range = [&](double min, double max, const char* help) {
-    OptionSpec s = spec(help);
-    s.min = min, s.max = max;
-    return s;
-  };
+  const auto range = [&](double min, double max, const char* help) { return bounded(spec(help), min, max); };
   parser.add("batch_size", &o.batch_size,
              range(1, 1 << 20, "Rows per device and micro-batch; auto: the largest that fits into memory."));
   parser.add("global_batch_size", &o.global_batch_size,

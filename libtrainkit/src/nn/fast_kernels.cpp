@@ -14,8 +14,10 @@
 #include <torch/library.h>
 
 #include <cstdlib>
+#include <optional>
 #include <random>
 #include <string_view>
+#include <utility>
 
 #include "trainkit/nn/linear.h"
 
@@ -86,6 +88,12 @@ at::Tensor bfloat16_bmm(const at::Tensor& a, const at::Tensor& b) {
   return are_bfloat16(a, b) ? at::cpu::bmm(widen(a), widen(b)).to(at::kBFloat16) : at::cpu::bmm(a, b);
 }
 
+at::Tensor bfloat16_addmm(const at::Tensor& self, const at::Tensor& a, const at::Tensor& b, const at::Scalar& beta,
+                          const at::Scalar& alpha) {
+  if (!are_bfloat16(a, b) || !is_bfloat16(self)) return at::cpu::addmm(self, a, b, beta, alpha);
+  return at::cpu::addmm(widen(self), widen(a), widen(b), beta, alpha).to(at::kBFloat16);
+}
+
 /// Computes a convolution under autocast in float32, as autocast computes a loss. It returns float32.
 template <at::Tensor (*Convolve)(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
                                  c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymInt)>
@@ -96,12 +104,6 @@ at::Tensor float_convolution(const at::Tensor& input, const at::Tensor& weight, 
   const auto cast = [](const at::Tensor& x) { return at::autocast::cached_cast(at::kFloat, x, c10::DeviceType::CPU); };
   return Convolve(cast(input), cast(weight), bias ? std::optional(cast(*bias)) : bias, stride, padding, dilation,
                   std::move(groups));
-}
-
-at::Tensor bfloat16_addmm(const at::Tensor& self, const at::Tensor& a, const at::Tensor& b, const at::Scalar& beta,
-                          const at::Scalar& alpha) {
-  if (!are_bfloat16(a, b) || !is_bfloat16(self)) return at::cpu::addmm(self, a, b, beta, alpha);
-  return at::cpu::addmm(widen(self), widen(a), widen(b), beta, alpha).to(at::kBFloat16);
 }
 
 /// Returns the largest error of the product, relative to its largest value.
