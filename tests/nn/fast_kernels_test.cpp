@@ -41,7 +41,22 @@ TEST_CASE("Matrix products with oneDNN equal LibTorch's within float32 rounding"
     CHECK(error_of(at::addmm(c, a, b), exact + c) < 3e-6);
     CHECK(error_of(at::addmm(c, a, b, 0.5, 2), 2 * exact + 0.5 * c) < 3e-6);
     CHECK(error_of(at::addmm(torch::full({n}, NAN), a, b, 0, 1), exact) < 3e-6);  // beta = 0: not read
+
+    at::Tensor out = torch::full({m, n}, NAN), empty = torch::empty({0}), columns = torch::empty({n, m}).t();
+    CHECK(error_of(at::mm_out(out, a, b), exact) < 3e-6);
+    CHECK(out.equal(at::mm(a, b)));  // oneDNN computed it
+    CHECK(error_of(at::mm_out(empty, a, b), exact) < 3e-6);
+    CHECK(error_of(at::mm_out(columns, a, b), exact) < 3e-6);
+    const at::Tensor start = torch::randn({m, n});
+    out.copy_(start);
+    CHECK(error_of(at::addmm_out(out, out, a, b), exact + start) < 3e-6);
+    CHECK(error_of(at::addmm_out(out, start, a, b, 0.5, 2), 2 * exact + 0.5 * start) < 3e-6);
+    out.fill_(NAN);
+    CHECK(error_of(at::addmm_out(out, out, a, b, 0, 1), exact) < 3e-6);
   }
+  const at::Tensor square = torch::randn({256, 256}), exact = at::mm(square.to(at::kDouble), square.to(at::kDouble));
+  at::Tensor itself = square.clone();
+  CHECK(error_of(at::addmm_out(itself, square, square, square, 0, 1), exact) < 3e-6);
 }
 
 TEST_CASE("Linear and its gradients use oneDNN, with three dimensions and with bias", "[nn][fast_kernels]") {
@@ -94,6 +109,7 @@ TEST_CASE("bfloat16 products have the rounding of one conversion, without and wi
     check(at::mm_out(out, a, b), exact);
     at::Tensor columns = torch::empty({n, m}, at::kBFloat16).t();
     check(at::mm_out(columns, a, b), exact);
+    check(at::addmm_out(out, c, a, b, 0.5, 2), 2 * exact + 0.5 * c.to(at::kDouble));
   }
   const at::Tensor a = torch::randn({4, 5}, at::kBFloat16);
   CHECK_THROWS_AS(at::mm(a, a), c10::Error);                     // incompatible shapes

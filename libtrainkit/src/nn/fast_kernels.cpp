@@ -47,7 +47,28 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
   return out;
 }
 
+/// Returns whether oneDNN can write a b to `out`: rows without gaps, in memory of its own.
+bool supports_out(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
+  return supports(a, b) && is_float_matrix(out) && out.is_contiguous() && out.size(0) == a.size(0) &&
+         out.size(1) == b.size(1) && !out.is_alias_of(a) && !out.is_alias_of(b);
+}
+
 at::Tensor mm(const at::Tensor& a, const at::Tensor& b) { return supports(a, b) ? product(a, b) : at::cpu::mm(a, b); }
+
+at::Tensor& mm_out(const at::Tensor& a, const at::Tensor& b, at::Tensor& out) {
+  if (!supports_out(out, a, b)) return at::cpu::mm_out(out, a, b);
+  at::native::mkldnn_matmul(a, b, out, /*beta=*/0, /*alpha=*/1);
+  return out;
+}
+
+at::Tensor& addmm_out(const at::Tensor& self, const at::Tensor& a, const at::Tensor& b, const at::Scalar& beta,
+                      const at::Scalar& alpha, at::Tensor& out) {
+  if (!self.is_same(out) || !supports_out(out, a, b) || beta.toDouble() == 0) {
+    return at::cpu::addmm_out(out, self, a, b, beta, alpha);
+  }
+  at::native::mkldnn_matmul(a, b, out, beta.to<float>(), alpha.to<float>());
+  return out;
+}
 
 at::Tensor addmm(const at::Tensor& self, const at::Tensor& a, const at::Tensor& b, const at::Scalar& beta,
                  const at::Scalar& alpha) {
@@ -77,11 +98,14 @@ at::Tensor bfloat16_mm(const at::Tensor& a, const at::Tensor& b) {
   return are_bfloat16(a, b) ? at::cpu::mm(widen(a), widen(b)).to(at::kBFloat16) : at::cpu::mm(a, b);
 }
 
+at::Tensor& write(const at::Tensor& result, at::Tensor& out) {
+  at::native::resize_output(out, result.sizes());
+  return out.copy_(result);
+}
+
 at::Tensor& bfloat16_mm_out(const at::Tensor& a, const at::Tensor& b, at::Tensor& out) {
   if (!are_bfloat16(a, b) || !is_bfloat16(out)) return at::cpu::mm_out(out, a, b);
-  const at::Tensor product = at::cpu::mm(widen(a), widen(b));
-  at::native::resize_output(out, product.sizes());
-  return out.copy_(product);
+  return write(at::cpu::mm(widen(a), widen(b)), out);
 }
 
 at::Tensor bfloat16_bmm(const at::Tensor& a, const at::Tensor& b) {
@@ -92,6 +116,14 @@ at::Tensor bfloat16_addmm(const at::Tensor& self, const at::Tensor& a, const at:
                           const at::Scalar& alpha) {
   if (!are_bfloat16(a, b) || !is_bfloat16(self)) return at::cpu::addmm(self, a, b, beta, alpha);
   return at::cpu::addmm(widen(self), widen(a), widen(b), beta, alpha).to(at::kBFloat16);
+}
+
+at::Tensor& bfloat16_addmm_out(const at::Tensor& self, const at::Tensor& a, const at::Tensor& b, const at::Scalar& beta,
+                               const at::Scalar& alpha, at::Tensor& out) {
+  if (!are_bfloat16(a, b) || !is_bfloat16(self) || !is_bfloat16(out)) {
+    return at::cpu::addmm_out(out, self, a, b, beta, alpha);
+  }
+  return write(at::cpu::addmm(widen(self), widen(a), widen(b), beta, alpha), out);
 }
 
 /// Computes a convolution under autocast in float32, as autocast computes a loss. It returns float32.
@@ -163,12 +195,15 @@ bool replace_kernels() {
   static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
   if (uses_onednn) {
     library.impl("mm", mm);
+    library.impl("mm.out", mm_out);
     library.impl("addmm", addmm);
+    library.impl("addmm.out", addmm_out);
   } else {  // oneDNN's products need AVX-512, these are for processors without
     library.impl("mm", bfloat16_mm);
     library.impl("mm.out", bfloat16_mm_out);
     library.impl("bmm", bfloat16_bmm);
     library.impl("addmm", bfloat16_addmm);
+    library.impl("addmm.out", bfloat16_addmm_out);
     static torch::Library autocast(torch::Library::IMPL, "aten", c10::DispatchKey::AutocastCPU, __FILE__, __LINE__);
     autocast.impl("conv1d", float_convolution<at::conv1d_symint>);
     autocast.impl("conv2d", float_convolution<at::conv2d_symint>);

@@ -66,8 +66,8 @@ TORCH_MODULE(Conv1D);
 
 // ---- Matrix products and convolutions on the CPU.
 
-/// Replaces LibTorch's operations on the CPU where they are slow: aten::mm and aten::addmm, hence every Linear and its
-/// backward, and convolutions. Applies to all models of this process until it ends. Attention calls none of them.
+/// Replaces LibTorch's operations on the CPU where they are slow: aten::mm and aten::addmm (and their .out versions),
+/// hence every Linear and its backward, and convolutions. Applies to all models of this process until it ends. Attention calls none of them.
 ///
 /// - float32 products of a million multiplications or more use oneDNN instead of MKL, which takes twice as long on AMD
 ///   processors. Only where oneDNN is as accurate as MKL, which the first call tests on one product; not on Intel
