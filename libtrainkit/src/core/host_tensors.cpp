@@ -10,8 +10,6 @@
 #include <cstdlib>
 #include <new>
 
-#include "core/streaming_copy.h"
-
 #ifdef TRAINKIT_WITH_CUDA
 #include <cuda_runtime_api.h>
 #endif
@@ -99,9 +97,11 @@ bool is_one_range(const at::Tensor& tensor) {
 }
 
 /// Replaces the CPU tensors among `copies` by copies, in `memory` from `begin` on if they are one range of bytes.
-void copy_cpu_tensors(std::vector<at::Tensor>& copies, const at::Tensor& memory, int64_t begin) {
+void copy_cpu_tensors(std::vector<at::Tensor>& copies, const at::Tensor& memory, int64_t begin,
+                      LaterCopies* pending) {
   std::vector<ByteCopy> byte_copies;
-  for (at::Tensor& tensor : copies) {
+  for (size_t i = 0; i < copies.size(); ++i) {
+    at::Tensor& tensor = copies[i];
     if (!tensor.defined() || !tensor.is_cpu()) continue;
     const at::Tensor source = tensor.detach();
     if (!is_one_range(source)) {
@@ -112,7 +112,8 @@ void copy_cpu_tensors(std::vector<at::Tensor>& copies, const at::Tensor& memory,
     const at::Tensor flat = memory.narrow(0, begin, bytes).view(source.scalar_type());
     tensor = flat.as_strided(source.sizes(), source.strides());
     begin += round_up(bytes, kAlignment);
-    byte_copies.push_back({tensor.mutable_data_ptr(), source.const_data_ptr(), static_cast<size_t>(bytes)});
+    (pending && i >= pending->first ? pending->copies : byte_copies)
+        .push_back({tensor.mutable_data_ptr(), source.const_data_ptr(), static_cast<size_t>(bytes)});
   }
   copy_in_parallel(byte_copies);
 }
@@ -128,7 +129,8 @@ at::Tensor HostBuffer::take(int64_t bytes, bool page_locked) {
   return memory_.narrow(0, 0, bytes);
 }
 
-std::vector<at::Tensor> copy_to_host(std::span<const at::Tensor> tensors, HostBuffer& buffer, bool copies_cpu) {
+std::vector<at::Tensor> copy_to_host(std::span<const at::Tensor> tensors, HostBuffer& buffer, bool copies_cpu,
+                                     LaterCopies* pending) {
   const c10::AutoGradMode no_grad(false);
   std::vector<at::Tensor> copies(tensors.begin(), tensors.end());
   int64_t remote_bytes = 0, cpu_bytes = 0;
@@ -138,7 +140,7 @@ std::vector<at::Tensor> copy_to_host(std::span<const at::Tensor> tensors, HostBu
   }
   const int64_t bytes = remote_bytes + cpu_bytes;
   const at::Tensor memory = bytes > 0 ? buffer.take(bytes, remote_bytes > 0) : at::empty({0}, at::kByte);
-  if (copies_cpu) copy_cpu_tensors(copies, memory, remote_bytes);
+  if (copies_cpu) copy_cpu_tensors(copies, memory, remote_bytes, pending);
   DeviceWaits device_waits;
   int64_t begin = 0;
   for (size_t i = 0; i < copies.size(); ++i) {

@@ -8,6 +8,8 @@
 #include <span>
 #include <vector>
 
+#include "core/streaming_copy.h"
+
 namespace trainkit::detail {
 
 /// Reusable host memory for copies: for asynchronous ones from GPUs page-locked if the system permits it.
@@ -24,10 +26,18 @@ class HostBuffer {
   at::Tensor memory_;
 };
 
+/// Copies of CPU tensors that copy_to_host() leaves to the caller: of the tensors from position `first` on.
+struct LaterCopies {
+  size_t first = 0;
+  std::vector<ByteCopy> copies;
+};
+
 /// Copies `tensors` to the CPU, contiguous, in memory of `buffer`, with one synchronisation per device. CPU tensors are
 /// returned unchanged, or with `copies_cpu` copied too, by all of LibTorch's threads, with their strides. The copies
-/// hold the state of each device's current stream at the time of the call.
-std::vector<at::Tensor> copy_to_host(std::span<const at::Tensor> tensors, HostBuffer& buffer, bool copies_cpu = false);
+/// hold the state of each device's current stream at the time of the call, except those added to `pending`: until the
+/// caller has made them, the returned tensors are uninitialised.
+std::vector<at::Tensor> copy_to_host(std::span<const at::Tensor> tensors, HostBuffer& buffer, bool copies_cpu = false,
+                                     LaterCopies* pending = nullptr);
 
 /// Iterates over tensors in order, each on the CPU and contiguous, for a file that is written tensor by tensor. Device
 /// tensors are copied through one page-locked buffer, as many at a time as it holds. One thread.

@@ -27,8 +27,11 @@ double seconds_since(BackgroundSaves::TimePoint start) {
 
 // Note [Background saves]
 // ~~~~~~~~~~~~~~~~~~~~~~~
-// A save blocks training only while the state is copied to host memory. Three things make that correct:
+// A save blocks training only while the model is copied to host memory. Four things make that correct:
 // - The copy shares no storage with live tensors (detail::snapshot_into), so the next step may change them at once.
+// - On the CPU the background thread copies the optimizer's state, two thirds of the bytes with Adam, while the next
+//   step computes gradients. Only the optimizer's step changes it, and Trainer calls wait_for_copy() before that. The
+//   weights are copied at once, because the user's code may change them at any time.
 // - At most one save runs at a time: the caller calls finish() before begin(). The background thread is the only user
 //   of store_ meanwhile, and buffer_ is not written again before the file is on the disk.
 // - The destructor of the std::async future waits for the thread, so `this` outlives the lambda. The copy is moved into
@@ -80,14 +83,23 @@ absl::Status BackgroundSaves::write(int64_t step, CheckpointContents contents, c
 std::future<absl::Status> BackgroundSaves::write_in_background(const CheckpointContents& contents, const Write& write) {
   begun_ = std::chrono::steady_clock::now();
   std::optional<CheckpointContents> copy;
+  detail::LaterCopies pending;
   try {
-    copy = detail::snapshot_into(contents, buffer_);
+    copy = detail::snapshot_into(contents, buffer_, &pending);
   } catch (const std::exception&) {
     if (!absl::IsResourceExhausted(status_from_current_exception())) throw;
     return ready_future(write(contents));  // no memory for a copy: training waits for the save
   }
   is_writing_ = true;
-  return std::async(std::launch::async, [this, write, copy = *std::move(copy)]() mutable {
+  is_copying_ = !pending.copies.empty();
+  auto run = [this, write, copy = *std::move(copy), pending, live = contents.optimizer]() mutable {
+    if (is_copying_) {
+      const detail::ProfileStage stage("copy the optimizer's state");
+      for (const detail::ByteCopy& one : pending.copies) detail::streaming_copy(one.target, one.source, one.bytes);
+      is_copying_ = false;
+      is_copying_.notify_all();
+    }
+    live.clear();
     absl::Status status;
     try {
       const detail::ProfileStage stage("write a checkpoint");
@@ -98,7 +110,8 @@ std::future<absl::Status> BackgroundSaves::write_in_background(const CheckpointC
     is_writing_ = false;
     written_seconds_ = written_seconds_ + seconds_since(*begun_);
     return status;
-  });
+  };
+  return std::async(std::launch::async, std::move(run));
 }
 
 double BackgroundSaves::background_seconds() const {

@@ -21,8 +21,9 @@ namespace trainkit {
 /// that called open() writes; with sharding all ranks write their parts. The destructor waits for the running save.
 /// See Note [Background saves].
 ///
-/// Copies all tensors into one buffer, which is page-locked if they come from a GPU, with one wait. The buffer is kept
-/// for a minute, for the next save; then release_unused_buffer() frees it.
+/// Copies all tensors into one buffer, which is page-locked if they come from a GPU, with one wait; the optimizer's
+/// state on the CPU is copied in the background. The buffer is kept for a minute, for the next save; then
+/// release_unused_buffer() frees it.
 class BackgroundSaves {
  public:
   /// @param group nullptr means one process.
@@ -31,8 +32,9 @@ class BackgroundSaves {
   /// Opens the checkpoint folder; only on the rank that writes. Errors are those of CheckpointStore::open.
   absl::Status open(const std::string& output_dir, const CheckpointOptions& options);
 
-  /// Starts to write a copy of `contents`. Without memory for a copy it writes before it returns. No other save may be
-  /// running. @param logged status of flushing the log records of this checkpoint; an error fails the save.
+  /// Starts to write a copy of `contents`. The optimizer's state must not change before wait_for_copy(). Without memory
+  /// for a copy it writes before it returns. No other save may be running. @param logged status of flushing the log
+  /// records of this checkpoint; an error fails the save.
   /// @param gather completes the contents from the parts of all ranks (sharding), in the background; each rank's thread
   /// calls it. Null if the first rank has everything.
   using Gather = std::function<absl::Status(CheckpointContents&)>;
@@ -44,6 +46,11 @@ class BackgroundSaves {
                                                    const absl::Status& logged)>;
   void begin_together(int64_t step, const CheckpointContents& contents, const absl::Status& logged,
                       const WriteTogether& write);
+
+  /// Returns whether the optimizer's state is still being copied.
+  bool is_copying() const { return is_copying_; }
+  /// Waits until it has been copied.
+  void wait_for_copy() const { is_copying_.wait(true); }
 
   /// Returns why an older checkpoint could not be deleted, else OK; see CheckpointStore::retention_status. Not while a
   /// save is running.
@@ -75,7 +82,7 @@ class BackgroundSaves {
   std::optional<CheckpointStore> store_;
   int64_t step_ = -1;
   std::optional<TimePoint> begun_;  // of the last save
-  std::atomic<bool> is_writing_{false};
+  std::atomic<bool> is_writing_{false}, is_copying_{false};
   std::atomic<double> written_seconds_{0};  // of the saves that have ended
   detail::HostBuffer buffer_;
   std::future<absl::Status> written_;

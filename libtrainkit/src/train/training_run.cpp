@@ -223,6 +223,7 @@ absl::Status TrainingRun::compare_ranks() {
 
 absl::Status TrainingRun::complete_step() {
   vote();
+  wait_for_copy();
   {
     const detail::ProfileStage stage("update");
     take_step([&] { last_metrics_ = step_.finish(); });

@@ -148,12 +148,15 @@ class TrainingRun {
   double end_pause(Clock::time_point start);
 
   /// Saves a checkpoint. The first rank (with sharding every rank) writes it in a background thread; training continues
-  /// as soon as the state is copied. See Note [Background saves] in background_saves.cpp.
+  /// as soon as the weights are copied. See Note [Background saves] in background_saves.cpp.
   absl::Status save();
 
   /// Starts a save in which each rank writes its parts of the divided training state.
   void begin_save_together(CheckpointContents contents, const absl::Status& logged,
                            const detail::ParameterShards& shards);
+
+  /// Waits until the running save, if any, has copied the optimizer's state. Call it before an update.
+  void wait_for_copy();
 
   /// Waits for the running save, if any. All ranks continue, or all end. Call it before reading or naming the last
   /// checkpoint.

@@ -66,6 +66,13 @@ void TrainingRun::begin_save_together(CheckpointContents contents, const absl::S
   saves_.begin_together(progress_.step, contents, logged, write);
 }
 
+void TrainingRun::wait_for_copy() {
+  if (!saves_.is_copying()) return;
+  const Clock::time_point start = begin_pause();
+  saves_.wait_for_copy();
+  save_seconds_ += end_pause(start);
+}
+
 absl::Status TrainingRun::finish_save() {
   if (!saves_.under_way()) return absl::OkStatus();
   const Clock::time_point start = begin_pause();
