@@ -69,13 +69,15 @@ class CheckTest(unittest.TestCase):
     def test_more_headers_or_types_than_the_limits(self):
         types = {"libtrainkit/include/trainkit/data/b.h":
                  "class Ahead;\nclass A final : public B {\n  struct Inner {};\n  enum { kOne };\n};\nenum class E : int { kX };  // class C {\n"}
-        for limit, value, words in (("MAX_PUBLIC_TYPES", 2, "3 types"), ("MAX_PUBLIC_HEADERS", 3, "4 headers"),
-                                    ("MAX_HEADER_LINES", 4, "has 6 lines")):
+        for limit, value, words in (("MAX_PUBLIC_TYPES", 2, "3 types"), ("MAX_PUBLIC_HEADERS", 3, "4 headers")):
             self.assertEqual(self.problems(check.check_surface, types), [])
             with unittest.mock.patch.object(check, limit, value):
                 problems = self.problems(check.check_surface, types)
             self.assertEqual(len(problems), 1, problems)
             self.assertIn(words, problems[0])
+
+    def test_a_source_that_is_too_long(self):
+        self.finds(check.check_source_lines, {"libtrainkit/src/data/b.cpp": "\n" * 401}, "has 401 lines")
 
     def test_an_umbrella_in_another_order(self):
         lines = CLEAN["libtrainkit/include/trainkit/trainkit.h"].splitlines(keepends=True)

@@ -4,87 +4,27 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <map>
 #include <set>
 
+#include "command_line.h"
 #include "parser_state.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit {
 namespace {
 
+using detail::did_you_mean;
+using detail::error;
 using detail::Fault;
 using detail::FileEntry;
+using detail::flag_error;
+using detail::Given;
+using detail::is_flag;
 using detail::Layer;
+using detail::normalized;
 using detail::Option;
 using detail::RawValue;
-using Kind = RawValue::Kind;
-
-std::string normalized(std::string_view name) {
-  std::string text(name);
-  std::replace(text.begin(), text.end(), '-', '_');
-  return text;
-}
-
-/// A flag of the command line, or a key of the file.
-struct Given {
-  Option* option = nullptr;
-  RawValue value = {};
-  Layer layer = Layer::kFlag;
-  /// Source of the value: the flag as typed, or file:line:column.
-  std::string source = {};
-};
-
-/// Returns an error about `field`, at `where` in the file, or on the command line if `where` is empty.
-absl::Status error(ExitCode code, std::string id, std::string where, std::string field, Fault fault) {
-  return to_status({.exit_code = code,
-                    .id = std::move(id),
-                    .where = std::move(where),
-                    .field = std::move(field),
-                    .problem = std::move(fault.problem),
-                    .got = std::move(fault.got),
-                    .expected = std::move(fault.expected),
-                    .hint = std::move(fault.hint)});
-}
-
-absl::Status flag_error(std::string id, std::string_view flag, Fault fault) {
-  return error(ExitCode::kUsage, "cli." + std::move(id), "", std::string(flag), std::move(fault));
-}
-
-std::string did_you_mean(std::string_view name, const std::vector<std::string>& names, const char* prefix) {
-  std::string nearest = nearest_name(name, names);
-  if (nearest.empty() && !name.empty()) {  // an abbreviation is an error, but a good guess for the hint
-    const auto begins =
-        std::find_if(names.begin(), names.end(), [&](const auto& known) { return known.starts_with(name); });
-    if (begins != names.end()) nearest = *begins;
-  }
-  return nearest.empty() ? "see --help" : "did you mean " + std::string(prefix) + nearest + "?";
-}
-
-/// Whether `argument` is --name or -h. "-1" and "-" are values.
-bool is_flag(std::string_view argument) {
-  return (argument.size() > 2 && argument.starts_with("--") && !(argument[2] >= '0' && argument[2] <= '9')) ||
-         argument == "-h";
-}
-
-/// Splits "0,1,2" into a list of texts.
-RawValue split_list(const std::string& text) {
-  RawValue list{.kind = Kind::kList};
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    list.items.push_back({.text = text.substr(begin, end - begin)});
-    begin = end + 1;
-  }
-  return list;
-}
-
-/// Converts a text from a preset or a default to a raw value of `option`.
-RawValue text_value(const Option& option, const std::string& text) {
-  if (!option.binding->is_list()) return RawValue{.text = text};
-  // A path may contain a comma.
-  if (option.spec.path != PathKind::kNone) return RawValue{.kind = Kind::kList, .items = {{.text = text}}};
-  return split_list(text);
-}
+using detail::text_value;
 
 /// Makes a path from a file absolute, starting at the file's folder. An output path may not contain "..".
 std::optional<Fault> anchor_path(const OptionSpec& spec, const std::filesystem::path& folder, RawValue& value) {
@@ -92,7 +32,7 @@ std::optional<Fault> anchor_path(const OptionSpec& spec, const std::filesystem::
     if (auto fault = anchor_path(spec, folder, item)) return fault;
   }
   const auto& words = spec.path_words;
-  if (value.kind != Kind::kString || value.text.empty() ||
+  if (value.kind != RawValue::Kind::kString || value.text.empty() ||
       std::find(words.begin(), words.end(), value.text) != words.end()) {
     return std::nullopt;
   }
@@ -107,95 +47,6 @@ std::optional<Fault> anchor_path(const OptionSpec& spec, const std::filesystem::
   if (path.is_relative()) value.text = detail::plain_path(folder / path);
   return std::nullopt;
 }
-
-/// Shortens a flag for an error message.
-std::string shown(std::string_view flag) { return std::string(flag.substr(0, 200)); }
-
-/// Splits the command line into flags with raw values. Checks names and the number of values, not types.
-class CommandLine {
- public:
-  CommandLine(const ConfigParser::State& state, const std::vector<std::string>& arguments)
-      : state_(state), arguments_(arguments) {}
-
-  absl::StatusOr<std::vector<Given>> read() {
-    std::vector<Given> flags;
-    std::map<const Option*, std::string> seen;
-    while (at_ < arguments_.size()) {
-      TRAINKIT_ASSIGN_OR_RETURN(Given flag, read_flag());
-      const auto [first, is_new] = seen.emplace(flag.option, flag.source);
-      if (!is_new) {
-        const std::string also = first->second == flag.source ? "" : " (also as " + first->second + ")";
-        return flag_error("duplicate", flag.source, {.problem = "given twice" + also, .hint = "give each flag once"});
-      }
-      flags.push_back(std::move(flag));
-    }
-    return flags;
-  }
-
- private:
-  absl::StatusOr<Given> read_flag() {
-    const std::string& argument = arguments_[at_++];
-    if (!is_flag(argument)) return unknown(argument);
-    const size_t equals = argument.find('=');
-    const std::string typed = shown(std::string_view(argument).substr(0, equals));
-    const std::string name = argument == "-h" ? "help" : normalized(std::string_view(argument).substr(2, equals - 2));
-    Given flag{.option = state_.find(name), .source = typed};
-    const bool negated = flag.option == nullptr && name.starts_with("no_");
-    if (negated) flag.option = state_.find(name.substr(3));
-    if (flag.option == nullptr || (negated && !has_negation(*flag.option))) return unknown(argument);
-    const bool no_value = negated || flag.option->is_switch;
-    if (equals != std::string::npos) {
-      if (no_value)
-        return flag_error("value", typed, {.problem = "takes no value", .got = argument.substr(equals + 1)});
-      if (equals + 1 == argument.size()) return missing(flag);
-      flag.value = text_value(*flag.option, argument.substr(equals + 1));
-    } else if (no_value || flag.option->binding->is_bool()) {
-      flag.value.text = negated ? "false" : "true";
-      // There are no positional arguments, so a word after a boolean is its value.
-      if (!no_value && has_word()) flag.value.text = arguments_[at_++];
-    } else if (!has_word()) {
-      return missing(flag);
-    } else if (flag.option->binding->is_list()) {
-      flag.value.kind = Kind::kList;
-      while (has_word()) {
-        for (RawValue& item : text_value(*flag.option, arguments_[at_++]).items) {
-          flag.value.items.push_back(std::move(item));
-        }
-      }
-    } else {
-      flag.value.text = arguments_[at_++];
-    }
-    return flag;
-  }
-
-  bool has_word() const { return at_ < arguments_.size() && !is_flag(arguments_[at_]); }
-  static bool has_negation(const Option& option) { return option.binding->is_bool() && !option.is_switch; }
-
-  static absl::Status missing(const Given& flag) {
-    return flag_error("missing", flag.source,
-                      {.problem = "no value",
-                       .expected = flag.option->binding->metavar(flag.option->spec),
-                       .hint = "write a value that begins with -- as " + flag.source + "=VALUE"});
-  }
-
-  absl::Status unknown(const std::string& argument) const {
-    if (!argument.starts_with('-') || argument.size() < 2 || !is_flag(argument)) {
-      return flag_error("positional", shown(argument),
-                        {.problem = "unexpected argument", .hint = "put a value after its flag"});
-    }
-    const std::string name = normalized(shown(argument.substr(2, argument.find('=') - 2)));
-    std::vector<std::string> names = state_.names();
-    for (const auto& [known, option] : state_.by_name) {
-      if (name.starts_with("no_") && has_negation(*option)) names.push_back("no_" + known);
-    }
-    return flag_error("unknown", shown(argument.substr(0, argument.find('='))),
-                      {.problem = "no such flag", .hint = did_you_mean(name, names, "--")});
-  }
-
-  const ConfigParser::State& state_;
-  const std::vector<std::string>& arguments_;
-  size_t at_ = 0;
-};
 
 /// Checks a value, and stores it unless a source of higher precedence gave one.
 absl::Status store(const Given& given, const std::string& config_file) {
@@ -224,7 +75,7 @@ absl::StatusOr<Given> read_key(const ConfigParser::State& state, const std::stri
     return error(ExitCode::kConfig, id, where, entry.key, std::move(fault));
   };
   if (given.option == nullptr) {
-    const bool section = given.value.kind == Kind::kMap;
+    const bool section = given.value.kind == RawValue::Kind::kMap;
     return refuse("config.key", {.problem = "no such key",
                                  .hint = section ? "keys are flag names, without sections"
                                                  : did_you_mean(normalized(entry.key), state.names(), "")});
@@ -321,7 +172,7 @@ absl::StatusOr<Request> ConfigParser::parse(const std::vector<std::string>& argu
     if (flag == "--version") return Request::kVersion;
     if (flag == "--help" || flag == "-h" || flag == "--completion") return parse_question(arguments, i);
   }
-  TRAINKIT_ASSIGN_OR_RETURN(const auto flags, CommandLine(state, arguments).read());
+  TRAINKIT_ASSIGN_OR_RETURN(const auto flags, detail::read_command_line(state, arguments));
   const auto apply = [&]() -> absl::Status {
     for (const Given& flag : flags) TRAINKIT_RETURN_IF_ERROR(store(flag, ""));
     if (!state.config_file.empty()) TRAINKIT_RETURN_IF_ERROR(read_file(state, state.config_file, Layer::kFile));

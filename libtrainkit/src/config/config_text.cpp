@@ -1,11 +1,23 @@
 // Formats the parser's output: the resolved configuration, and the text of each request.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cctype>
+#include <nlohmann/json.hpp>
+
 #include "completion.h"
 #include "parser_state.h"
 #include "trainkit/core/error.h"
 
 namespace trainkit {
+
+std::string detail::yaml_string(const std::string& text) {
+  const auto is_word = [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-' || c == '.' || c == '/'; };
+  const bool plain = !text.empty() && (std::isalpha(static_cast<unsigned char>(text[0])) || text[0] == '/') &&
+                     std::all_of(text.begin(), text.end(), is_word) && text != "true" && text != "false" &&
+                     text != "null" && text != "Null" && text != "NULL";
+  return plain ? text : nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
 
 std::string ConfigParser::to_yaml() const {
   std::string text = fmt::format("# {} {}\n", state_->program.name, state_->program.version);

@@ -53,9 +53,6 @@ std::string file_position(const std::string& path, int line, int column);
 /// Joins words: "a, b or c" with `between` = ", " and `last` = " or ".
 std::string join(const std::vector<std::string>& words, const char* between, const char* last);
 
-/// Whether YAML 1.2's core schema reads the unquoted `text` as a number, including 0x10, .inf and .nan.
-bool looks_like_number(const std::string& text);
-
 /// Removes ".", "//" and ".." from `path`. Returns it unchanged if a ".." after a symbolic link would then lead
 /// elsewhere. Reads the file system.
 std::string plain_path(const std::filesystem::path& path);
