@@ -4,7 +4,6 @@
 #include "memory/memory_recorder.h"
 #include "trainkit/amp/autocast.h"
 #include "trainkit/nn/functional.h"
-#include "trainkit/nn/linear.h"
 
 namespace trainkit {
 namespace {

@@ -4,7 +4,7 @@
 #include <benchmark/benchmark.h>
 #include <torch/torch.h>
 
-#include "trainkit/nn/linear.h"
+#include "trainkit/nn/functional.h"
 #include "trainkit/nn/resnet18.h"
 
 namespace trainkit {

@@ -3,7 +3,7 @@
 #include <benchmark/benchmark.h>
 #include <torch/torch.h>
 
-#include "trainkit/nn/linear.h"
+#include "trainkit/nn/functional.h"
 #include "trainkit/nn/transformer.h"
 
 namespace trainkit {

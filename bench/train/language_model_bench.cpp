@@ -6,7 +6,7 @@
 #include <torch/torch.h>
 
 #include "../rounds.h"
-#include "trainkit/nn/linear.h"
+#include "trainkit/nn/functional.h"
 #include "trainkit/nn/transformer.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/train/train_step.h"
@@ -55,10 +55,13 @@ void BM_LanguageModel(benchmark::State& state, const Task& task, Precision preci
   state.counters["tokens"] =
       benchmark::Counter(static_cast<double>(state.iterations() * task.rows * block), benchmark::Counter::kIsRate);
 }
-BENCHMARK_CAPTURE(BM_LanguageModel, baby, baby(), Precision::kFp32)->UseRealTime()->Unit(benchmark::kMillisecond);
-BENCHMARK_CAPTURE(BM_LanguageModel, baby_bf16, baby(), Precision::kBf16)->UseRealTime()->Unit(benchmark::kMillisecond);
-BENCHMARK_CAPTURE(BM_LanguageModel, lm, lm(), Precision::kFp32)->UseRealTime()->Unit(benchmark::kMillisecond);
-BENCHMARK_CAPTURE(BM_LanguageModel, lm_bf16, lm(), Precision::kBf16)->UseRealTime()->Unit(benchmark::kMillisecond);
+void as_long_as_peer(benchmark::internal::Benchmark* benchmark) {
+  benchmark->UseRealTime()->Unit(benchmark::kMillisecond)->MinTime(bench::quick() ? 0.05 : 2.0);
+}
+BENCHMARK_CAPTURE(BM_LanguageModel, baby, baby(), Precision::kFp32)->Apply(as_long_as_peer);
+BENCHMARK_CAPTURE(BM_LanguageModel, baby_bf16, baby(), Precision::kBf16)->Apply(as_long_as_peer);
+BENCHMARK_CAPTURE(BM_LanguageModel, lm, lm(), Precision::kFp32)->Apply(as_long_as_peer);
+BENCHMARK_CAPTURE(BM_LanguageModel, lm_bf16, lm(), Precision::kBf16)->Apply(as_long_as_peer);
 
 }  // namespace
 }  // namespace trainkit

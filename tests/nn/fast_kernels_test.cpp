@@ -5,7 +5,7 @@
 
 #include "test_util.h"
 #include "trainkit/amp/autocast.h"
-#include "trainkit/nn/linear.h"
+#include "trainkit/nn/functional.h"
 
 using namespace trainkit;
 

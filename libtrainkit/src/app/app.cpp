@@ -19,7 +19,7 @@
 #include "trainkit/core/status.h"
 #include "trainkit/data/sampler.h"
 #include "trainkit/logging/summary.h"
-#include "trainkit/nn/linear.h"
+#include "trainkit/nn/functional.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/train/weights.h"
 

@@ -15,7 +15,7 @@
 #include "trainkit/core/status.h"
 #include "trainkit/logging/format.h"
 #include "trainkit/logging/summary.h"
-#include "trainkit/nn/linear.h"
+#include "trainkit/nn/functional.h"
 
 namespace trainkit {
 namespace {

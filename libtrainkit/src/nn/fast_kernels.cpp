@@ -19,7 +19,7 @@
 #include <string_view>
 #include <utility>
 
-#include "trainkit/nn/linear.h"
+#include "trainkit/nn/functional.h"
 
 namespace at::native {
 /// Computes result = beta * result + alpha * mat1 mat2. Exported by libtorch_cpu (2.11) but not declared in its

@@ -1,5 +1,6 @@
 #pragma once
-/// Losses and convolutions as functions, faster than LibTorch's on the inputs that each one names.
+/// Losses and convolutions as functions, faster than LibTorch's on the inputs that each one names; and replacements for
+/// LibTorch's own slow operations.
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
@@ -57,5 +58,22 @@ at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weig
 /// @param bias (output channels) or undefined. @param stride, padding one number for each dimension of the kernel.
 at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
                        at::IntArrayRef stride, at::IntArrayRef padding, bool relu = false);
+
+/// Replaces LibTorch's operations on the CPU where they are slow: aten::mm and aten::addmm (and their .out versions),
+/// hence every Linear and its backward, and convolutions. Applies to all models of this process until it ends.
+/// Attention calls none of them.
+///
+/// - float32 products of a million multiplications or more use oneDNN instead of MKL, which takes up to twice as long
+/// on AMD
+///   processors. Only where oneDNN is as accurate as MKL, which the first call tests on one product; not on Intel
+///   processors, where MKL is as fast, and not on x86 processors without AVX-512, for which LibTorch has no such
+///   products. The environment variable TRAINKIT_ONEDNN_MATMUL=0 or 1 overrides the choice by processor.
+/// - bfloat16 products, aten::bmm too, are computed in float32 and rounded once on x86 processors without AVX-512,
+///   where LibTorch's take 7 to 80 times as long. There, convolutions under autocast compute and return float32 (13
+///   times as fast with ResNet18).
+///
+/// The decision does not depend on timing, so that a resumed run has the bits of an uninterrupted one. Call it before
+/// the first step, from any thread; every trainer does. @return whether float32 products use oneDNN.
+bool use_fast_kernels();
 
 }  // namespace trainkit
