@@ -206,12 +206,18 @@ def command_output(command):
 
 
 def machine():
-    cpu = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
+    """Facts of this machine. Processors are told apart by their vector instructions too: a virtual machine may hide the
+    model."""
+    cpuinfo = pathlib.Path("/proc/cpuinfo").read_text()
+    cpu = re.search(r"model name\s*: (.*)", cpuinfo)
+    flags = (re.search(r"^flags\s*: (.*)", cpuinfo, re.M) or [""])[0].split()
+    vectors = next((f" with {name}" for flag, name in (("amx_tile", "AMX"), ("avx512f", "AVX-512"), ("avx2", "AVX2"))
+                    if flag in flags), "")
     memory = int(re.search(r"MemTotal:\s+(\d+)", pathlib.Path("/proc/meminfo").read_text()).group(1))
     system = re.search(r'PRETTY_NAME="(.*)"', pathlib.Path("/etc/os-release").read_text())
     versions = command_output([sys.executable, "-c", "import importlib.metadata as m\nfor n in ('torch', 'numpy'): print(n, m.version(n))"])
     return {
-        "processor": f"{cpu.group(1) if cpu else platform.machine()}, {os.cpu_count()} cores, {memory / 2**20:.0f} GiB",
+        "processor": f"{cpu.group(1) if cpu else platform.machine()}{vectors}, {os.cpu_count()} cores, {memory / 2**20:.0f} GiB",
         "system": f"{system.group(1) if system else platform.system()}, Linux {platform.release().split('-')[0]}",
         "versions": ", ".join([command_output(["c++", "--version"]).split("\n")[0], *versions.split("\n")]),
         "commit": command_output(["git", "rev-parse", "--short", "HEAD"]),

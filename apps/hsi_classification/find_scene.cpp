@@ -37,18 +37,6 @@ bool is_readable_kind(std::string_view path) {
   return kind == ".mat" || kind == ".npy" || kind == ".hdr";
 }
 
-absl::Status bad_data(const std::string& where, const std::string& field, const std::string& problem,
-                      const std::string& got = "", const std::string& expected = "", const std::string& hint = "") {
-  return to_status({.exit_code = ExitCode::kData,
-                    .id = "data.scene",
-                    .where = where,
-                    .field = field,
-                    .problem = problem,
-                    .got = got,
-                    .expected = expected,
-                    .hint = hint});
-}
-
 /// Returns whether a file name is one of `names`, or such a name followed by sizes: "SalinasA_corrected_83x86x204.mat".
 bool is_one_of(const std::string& file, const std::vector<std::string_view>& names) {
   const std::string stem = lower(std::string_view(file).substr(0, file.rfind('.')));
@@ -99,16 +87,16 @@ absl::StatusOr<SceneFiles> find_in_folder(const SceneOptions& options, const Kno
   }
   if (found.size() == 1) return found[0];
   if (found.empty()) {
-    return bad_data(options.data_dir, "", wanted ? fmt::format("no files of {}", wanted->name) : "no known scene",
-                    half.empty() ? "no file with a known name" : half,
-                    wanted ? fmt::format("{}.mat and {}.mat", wanted->cube_files[0], wanted->gt_files[0]) : "",
-                    "use --cube and --gt for other files");
+    return bad_scene(options.data_dir, "", wanted ? fmt::format("no files of {}", wanted->name) : "no known scene",
+                     half.empty() ? "no file with a known name" : half,
+                     wanted ? fmt::format("{}.mat and {}.mat", wanted->cube_files[0], wanted->gt_files[0]) : "",
+                     "use --cube and --gt for other files");
   }
   std::vector<std::string> names;
   for (const SceneFiles& files : found)
     names.push_back(files.known ? std::string(files.known->name) : "the demo scene");
-  return bad_data(options.data_dir, "", "more than one known scene", fmt::format("{}", fmt::join(names, ", ")), "one",
-                  "select one with --scene");
+  return bad_scene(options.data_dir, "", "more than one known scene", fmt::format("{}", fmt::join(names, ", ")), "one",
+                   "select one with --scene");
 }
 
 /// Returns the name of the only suitable variable of a `.mat`, or an error that lists the candidates.
@@ -127,7 +115,7 @@ absl::StatusOr<std::string> find_key(const MatFile& file, const std::string& fla
     if (good) keys.push_back(variable.name);
   }
   if (keys.size() == 1) return keys[0];
-  return bad_data(
+  return bad_scene(
       file.path(), "", keys.empty() ? "no variable can be " + what : "more than one variable can be " + what,
       all.empty() ? "a file without variables" : fmt::format("{}", fmt::join(keys.empty() ? all : keys, ", ")), "one",
       "select one with " + flag);
@@ -138,6 +126,18 @@ absl::StatusOr<at::Tensor> read_array(const std::string& path) {
 }
 
 }  // namespace
+
+absl::Status bad_scene(const std::string& where, const std::string& field, const std::string& problem,
+                       const std::string& got, const std::string& expected, const std::string& hint) {
+  return to_status({.exit_code = ExitCode::kData,
+                    .id = "data.scene",
+                    .where = where,
+                    .field = field,
+                    .problem = problem,
+                    .got = got,
+                    .expected = expected,
+                    .hint = hint});
+}
 
 absl::Status bad_option(const std::string& flag, const std::string& problem, const std::string& got,
                         const std::string& expected, const std::string& hint) {

@@ -38,6 +38,10 @@ absl::StatusOr<std::vector<double>> read_wavelengths(const std::string& cube, in
 /// Finds a known scene by name, ignoring case and punctuation; nullptr if there is none.
 const KnownScene* find_known_scene(std::string_view name);
 
+/// Makes an error (data.scene, exit code 4) about `field` of the file or scene `where`.
+absl::Status bad_scene(const std::string& where, const std::string& field, const std::string& problem,
+                       const std::string& got = "", const std::string& expected = "", const std::string& hint = "");
+
 /// Returns whether all values of `tensor` are finite whole numbers.
 bool has_whole_numbers(const at::Tensor& tensor);
 

@@ -15,18 +15,6 @@
 namespace trainkit::hsi {
 namespace {
 
-absl::Status bad_scene(const std::string& where, const std::string& field, const std::string& problem,
-                       const std::string& got = "", const std::string& expected = "", const std::string& hint = "") {
-  return to_status({.exit_code = ExitCode::kData,
-                    .id = "data.scene",
-                    .where = where,
-                    .field = field,
-                    .problem = problem,
-                    .got = got,
-                    .expected = expected,
-                    .hint = hint});
-}
-
 std::string sizes_text(at::IntArrayRef sizes) { return fmt::format("{}", fmt::join(sizes, " x ")); }
 
 absl::Status check_cube_rank(const std::string& path, const at::Tensor& cube) {

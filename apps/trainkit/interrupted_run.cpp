@@ -93,6 +93,20 @@ int64_t saved_step(const std::string& output_dir) {
   return latest.ok() ? latest->step : 0;
 }
 
+absl::Status hang(const std::string& output_dir, double time_limit, const RunTimes& times) {
+  return to_status({.exit_code = ExitCode::kStalledWorker,
+                    .id = "resume.hang",
+                    .where = output_dir + ".log",
+                    .problem = fmt::format("the program has not ended after {:.0f} s", time_limit),
+                    .expected = fmt::format("about {:.1f} s, as without interruptions", times.end)});
+}
+
+/// Returns whether a process ended by `signal`, directly or through a shell.
+bool was_stopped_by(int signal, int status) {
+  return (WIFSIGNALED(status) && WTERMSIG(status) == signal) ||
+         (WIFEXITED(status) && WEXITSTATUS(status) == 128 + signal);
+}
+
 }  // namespace
 
 /// Runs the program in its own process group, with all processes that it starts.
@@ -229,9 +243,8 @@ absl::Status InterruptedRuns::run_interrupted(const std::string& output_dir, con
   int64_t left = most;
   for (bool resume = false;; resume = true) {
     std::vector<std::string> words = command(output_dir, resume);
-    for (const auto& [flag, values] : options_.varied) {
+    for (const auto& [flag, values] : options_.varied)
       words.insert(words.end(), {"--" + flag, values[random_() % values.size()]});
-    }
     ProgressWatch progress(output_dir);
     const int64_t from = saved_step(output_dir);
     TRAINKIT_ASSIGN_OR_RETURN(auto process, Process::start(words, output_dir + ".log"));
@@ -249,11 +262,7 @@ absl::Status InterruptedRuns::run_interrupted(const std::string& output_dir, con
       if (seconds_since(begin) > time_limit) {
         process->kill_all();
         process->reap();
-        return to_status({.exit_code = ExitCode::kStalledWorker,
-                          .id = "resume.hang",
-                          .where = output_dir + ".log",
-                          .problem = fmt::format("the program has not ended after {:.0f} s", time_limit),
-                          .expected = fmt::format("about {:.1f} s, as without interruptions", times.end)});
+        return hang(output_dir, time_limit, times);
       }
       if (!progressed && (resume ? progress.has_advanced() : !progress.latest().empty())) {
         progressed = true;
@@ -278,9 +287,7 @@ absl::Status InterruptedRuns::run_interrupted(const std::string& output_dir, con
     process->kill_all();
     process->reap();
     const int status = *process->poll();
-    const bool stopped = ends && ((WIFSIGNALED(status) && WTERMSIG(status) == options_.signal) ||
-                                  (WIFEXITED(status) && WEXITSTATUS(status) == 128 + options_.signal));
-    if (interrupted && stopped) {
+    if (interrupted && ends && was_stopped_by(options_.signal, status)) {
       count_interruption(output_dir, progressed, trained);
       continue;
     }

@@ -31,8 +31,8 @@ struct ScaleFlags {
   std::string plot = {};
 };
 
-void add_flags(ConfigParser& parser, ScaleFlags& flags) {
-  const std::string step = "Step", cluster = "Devices", output = "Output";
+void add_step_flags(ConfigParser& parser, ScaleFlags& flags) {
+  const std::string step = "Step";
   parser.add(
       "step_seconds", &flags.step_seconds,
       {.help = "Time of one optimizer step on one device, in seconds.", .group = step, .min = 0, .metavar = "S"});
@@ -55,6 +55,10 @@ void add_flags(ConfigParser& parser, ScaleFlags& flags) {
              {.help = "Largest bucket of gradients in MB.", .group = step, .above = 0, .metavar = "MB"});
   parser.add("update_share", &flags.update_share,
              {.help = "Share of the step outside forward and backward.", .group = step, .min = 0, .max = 0.99});
+}
+
+void add_cluster_flags(ConfigParser& parser, ScaleFlags& flags) {
+  const std::string cluster = "Devices";
   parser.add("devices", &flags.devices, {.help = "Devices per machine.", .group = cluster, .min = 1, .max = 1024});
   parser.add("nodes", &flags.nodes, {.help = "Number of machines.", .group = cluster, .min = 1, .max = 65536});
   parser.add("inside", &flags.inside,
@@ -87,6 +91,10 @@ void add_flags(ConfigParser& parser, ScaleFlags& flags) {
   parser.add(
       "contention", &flags.contention,
       {.help = "Extra compute time per additional device on a machine, as a share.", .group = cluster, .min = 0});
+}
+
+void add_output_flags(ConfigParser& parser, ScaleFlags& flags) {
+  const std::string output = "Output";
   parser.add("measured", &flags.measured,
              {.help = "Measured steps to compare with, as devices:seconds, such as 2:0.231,4:0.262.",
               .group = output,
@@ -291,7 +299,9 @@ absl::StatusOr<int> scale_command(const Arguments& arguments) {
        .help_flags = {"step_seconds", "gradient_mb", "run", "devices", "nodes", "inside", "between", "batch",
                       "measured", "plot", "json"}});
   ScaleFlags flags;
-  add_flags(parser, flags);
+  add_step_flags(parser, flags);
+  add_cluster_flags(parser, flags);
+  add_output_flags(parser, flags);
   TRAINKIT_ASSIGN_OR_RETURN(const bool wanted, parse_or_print(parser, arguments));
   if (!wanted) return 0;
   TRAINKIT_ASSIGN_OR_RETURN(const StepProfile step, read_step(parser, flags));

@@ -53,10 +53,17 @@ TEST_CASE("An idle team of OpenMP threads exists while other processes need the 
   at::set_num_threads(1);
   const auto alone = threads_of_process();
   let_waiting_threads_sleep();  // one thread never waits
+  CHECK(!make_idle_team());
   CHECK(threads_of_process() == alone);
   at::set_num_threads(2);
   parallel_for(0, 4, 1, [](int64_t, int64_t) {});
   const auto before = threads_of_process();
+  {
+    const auto team = make_idle_team();
+    REQUIRE(team);
+    while (threads_of_process() < before + 2) std::this_thread::yield();
+  }
+  while (threads_of_process() > before) std::this_thread::yield();  // its members end after their owner
   let_waiting_threads_sleep();
   let_waiting_threads_sleep();
   CHECK(threads_of_process() == before + 1);

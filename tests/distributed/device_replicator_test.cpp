@@ -1,10 +1,15 @@
 #include "trainkit/distributed/device_replicator.h"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
+#include <iterator>
 #include <set>
 #include <thread>
 
+#include "core/parallel.h"
 #include "rank_threads.h"
 #include "test_util.h"
 #include "trainkit/core/error.h"
@@ -168,4 +173,29 @@ TEST_CASE("Ranks accumulate gradients in their buckets, and sum them in the layo
   second.join();
   CHECK((is_once[0] && is_once[1]));
   for (const at::Tensor& sum : sums) CHECK(torch::equal(sum, 4 * factors));
+}
+
+TEST_CASE("Replicas on the CPU start an idle team, which lets LibTorch's waiting threads sleep",
+          "[distributed][device_replicator]") {
+#if defined(__SANITIZE_THREAD__)
+  TRAINKIT_SKIP("ThreadSanitizer does not see OpenMP's synchronisation: kernels run on one thread");
+#endif
+  unsetenv("OMP_WAIT_POLICY");  // libgomp has read it already
+  unsetenv("GOMP_SPINCOUNT");
+  const auto threads = [] {
+    const std::filesystem::directory_iterator tasks("/proc/self/task");
+    return std::distance(begin(tasks), end(tasks));
+  };
+  const int before = at::get_num_threads();
+  at::set_num_threads(2);
+  trainkit::detail::parallel_for(0, 4, 1, [](int64_t, int64_t) {});
+  const auto alone = threads();
+  {
+    const auto one = DeviceReplicator::create([] { return torch::nn::Linear(3, 2); }).value();
+    CHECK(threads() == alone);
+    const auto two = DeviceReplicator::create([] { return torch::nn::Linear(3, 2); }, {.cpu_replicas = 2}).value();
+    while (threads() < alone + 4) std::this_thread::yield();  // two replicas, the owner of the team and its member
+  }
+  while (threads() > alone) std::this_thread::yield();  // its member ends after its owner
+  at::set_num_threads(before);
 }

@@ -138,14 +138,39 @@ def check_surface(tree):
 
 
 MAX_SOURCE_LINES = 400
+MAX_FUNCTION_LINES = 60
+LONG_TABLES = {"known_scenes", "onnx_tensor_operations"}  # functions that return a table
+NO_FUNCTION = re.compile(r"[ \t]*(namespace|class|struct|enum|union|extern|template <[^>]*> (class|struct))\b")
+
+
+def functions(text):
+    """Yields (first line, lines, head) of the functions in column 0 or 2 of formatted code."""
+    lines = re.sub(r"//[^\n]*", "", text).split("\n")
+    for indent in ("", "  "):
+        start = None
+        for number, line in enumerate(lines):
+            if not line.startswith(indent) or line[len(indent):len(indent) + 1] in ("", " "):
+                continue
+            if line.startswith(indent + "}"):
+                head = "\n".join(lines[start:number]).partition("{\n")[0] if start is not None else ""
+                if re.search(r"\)[^()=;]*$", head) and not NO_FUNCTION.match(head):
+                    yield start + 1, number - start + 1, head
+                start = None
+            elif start is None or not re.match(r"\s", line[len(indent):]):
+                start = number
 
 
 def check_source_lines(tree):
-    """No source of the library, of a trainer or of an example is longer than MAX_SOURCE_LINES."""
+    """No source of the library, of a trainer or of an example is longer than MAX_SOURCE_LINES, and no function in it
+    is longer than MAX_FUNCTION_LINES."""
     for name in tree.matching(r"^(libtrainkit|apps|examples)/.*\.(h|cpp|cu|cuh)$"):
-        lines = tree.read(name).count("\n")
+        text = tree.read(name)
+        lines = text.count("\n")
         if lines > MAX_SOURCE_LINES:
             yield f"{name}: has {lines} lines, more than {MAX_SOURCE_LINES}"
+        for line, length, head in functions(text):
+            if length > MAX_FUNCTION_LINES and not any(f" {table}(" in head for table in LONG_TABLES):
+                yield f"{name}:{line}: a function has {length} lines, more than {MAX_FUNCTION_LINES}"
 
 
 def check_headers_listed(tree):

@@ -78,6 +78,11 @@ class CheckTest(unittest.TestCase):
 
     def test_a_source_that_is_too_long(self):
         self.finds(check.check_source_lines, {"libtrainkit/src/data/b.cpp": "\n" * 401}, "has 401 lines")
+        body = "  run();\n"
+        for lines, problems in ((58, 0), (60, 1)):
+            source = f"int f(int a,\n      int b) {{\n{body * (lines - 1)}}}\n\nclass C {{\n  void g() const {{\n{('  ' + body) * (lines - 1)}  }}\n}};\n"
+            found = self.problems(check.check_source_lines, {"libtrainkit/src/data/b.cpp": source})
+            self.assertEqual(len(found), 2 * problems, found)
 
     def test_an_umbrella_in_another_order(self):
         lines = CLEAN["libtrainkit/include/trainkit/trainkit.h"].splitlines(keepends=True)

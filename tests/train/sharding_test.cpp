@@ -73,14 +73,16 @@ Batch rows_of(int64_t step, int64_t micro_batch, int64_t rank, const Setup& setu
 }
 
 /// The optimizer's tensors and, in the model, the averages; whole on rank 0.
-CheckpointContents whole_checkpoint(const Optimizer& optimizer, const NamedTensors& averages,
-                                    const trainkit::detail::ParameterShards* shards) {
+CheckpointContents whole_checkpoint(const torch::nn::Module& model, const Optimizer& optimizer,
+                                    const NamedTensors& averages, const trainkit::detail::ParameterShards* shards) {
   CheckpointContents contents;
   contents.model = averages;
   for (const auto& [name, value] : optimizer.state_dict()) {
     if (const auto* tensor = std::get_if<at::Tensor>(&value)) contents.optimizer.emplace_back(name, *tensor);
   }
-  if (shards) CHECK(trainkit::detail::gather_checkpoint(contents, averages, optimizer, *shards).ok());
+  if (!shards) return contents;
+  const auto divided = trainkit::detail::keep_own_parts(contents, averages, model, optimizer, *shards);
+  CHECK(trainkit::detail::gather_parts(contents, divided, /*all=*/true, *shards).ok());
   return contents;
 }
 
@@ -120,7 +122,7 @@ absl::Status train(ProcessGroup& ranks, const Setup& setup, ShardedRun& outcome)
     const auto* tensor = std::get_if<at::Tensor>(&value);
     if (tensor && !name.ends_with(".step")) outcome.state_bytes += static_cast<int64_t>(tensor->nbytes());
   }
-  const CheckpointContents whole = whole_checkpoint(*optimizer, step.averages(), devices->shards());
+  const CheckpointContents whole = whole_checkpoint(*devices->module(), *optimizer, step.averages(), devices->shards());
   for (const auto& [name, tensor] : whole.optimizer) {
     if (tensor.defined()) outcome.state[name] = tensor.clone();
   }
@@ -450,7 +452,7 @@ ManyRanks train_many(int64_t ranks, int64_t steps, Sharding sharding, const std:
         shards.release_gradients();
         if (rank == 0) result.messages = exchange.messages - before, result.bytes = exchange.bytes - bytes_before;
       }
-      for (const auto& [name, tensor] : whole_checkpoint(optimizer, {}, &shards).optimizer) {
+      for (const auto& [name, tensor] : whole_checkpoint(torch::nn::Module(), optimizer, {}, &shards).optimizer) {
         if (rank == 0) result.state[name] = tensor.clone();
       }
       if (rank + 1 == ranks) {

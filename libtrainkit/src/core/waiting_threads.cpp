@@ -6,13 +6,9 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <csignal>
 #include <cstdlib>
-#include <memory>
-#include <mutex>
 #include <optional>
-#include <thread>
 #include <utility>
 
 #include "core/parallel.h"
@@ -32,41 +28,46 @@ namespace {
 // So threads poll while nobody else wants the processors, and sleep while others do. libgomp polls 100 times only, a
 // few microseconds, while the process has more OpenMP threads than processors. It counts the threads of all teams, also
 // of teams without work. A team that makes the number large enough and never works is therefore started when others
-// take processors that our threads wait for, and ended when they stop. The environment variables would do the same for
-// the whole process, but libgomp reads them before main(). Source: libgomp of GCC 11 to 14, env.c and
-// config/linux/wait.h.
+// take processors that our threads wait for, and ended when they stop. DataParallel on the CPU keeps one: its replica
+// threads need the processors as soon as the threads that updated the weights have no more work. The environment
+// variables would do the same for the whole process, but libgomp reads them before main(). Source: libgomp of GCC 11 to
+// 14, env.c and config/linux/wait.h.
 
 constexpr std::chrono::milliseconds kInterval{250};
 constexpr double kBusyOthers = 0.2, kLongWait = 0.1;     // sleep from here on
 constexpr double kQuietOthers = 0.1, kShortWait = 0.05;  // poll again after kQuietIntervals below one of these
 constexpr int kQuietIntervals = 8;
 
-/// Threads of an OpenMP team that does no work.
-class IdleTeam {
+/// Blocks all signals of the calling thread, hence of the threads that it starts: signals are for those of the program.
+class BlockedSignals {
  public:
-  explicit IdleTeam(int threads)
-      : owner_([this, threads] {
-          run_idle_team(threads);
-          std::unique_lock lock(mutex_);
-          ended_.wait(lock, [this] { return is_over_; });
-        }) {}  // the team ends with the thread that made it
-  ~IdleTeam() {
-    {
-      const std::lock_guard lock(mutex_);
-      is_over_ = true;
-    }
-    ended_.notify_all();
-    owner_.join();
+  BlockedSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
   }
-  IdleTeam(const IdleTeam&) = delete;
-  IdleTeam& operator=(const IdleTeam&) = delete;
+  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
 
  private:
-  std::mutex mutex_;
-  std::condition_variable ended_;
-  bool is_over_ = false;
-  std::thread owner_;
+  sigset_t before_;
 };
+
+/// Returns how many idle threads make waiting threads sleep; 0 where they would change nothing.
+int idle_threads() {
+#ifdef __SANITIZE_THREAD__
+  return 0;
+#else
+  if (std::getenv("OMP_WAIT_POLICY") || std::getenv("GOMP_SPINCOUNT")) return 0;
+  const int threads = at::get_num_threads(), processors = openmp_processors();
+  if (threads < 2 || processors == 0) return 0;
+  // With many more processors than threads, a waiting thread takes nothing from others.
+  constexpr int kMostIdle = 16;
+  const int idle = std::max(processors - threads + 2, 2);
+  return idle > kMostIdle ? 0 : idle;
+#endif
+}
 
 void watch(int idle_threads) {
   pthread_setname_np(pthread_self(), "trainkit-waits");
@@ -101,22 +102,35 @@ bool WaitingPolicy::update(const ProcessorUse& use) {
   return sleeps_;
 }
 
+IdleTeam::IdleTeam(int threads) {
+  const BlockedSignals blocked;
+  owner_ = std::thread([this, threads] {
+    run_idle_team(threads);
+    std::unique_lock lock(mutex_);
+    ended_.wait(lock, [this] { return is_over_; });
+  });  // the team ends with the thread that made it
+}
+
+IdleTeam::~IdleTeam() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_over_ = true;
+  }
+  ended_.notify_all();
+  owner_.join();
+}
+
+std::unique_ptr<IdleTeam> make_idle_team() {
+  const int threads = idle_threads();
+  return threads > 0 ? std::make_unique<IdleTeam>(threads) : nullptr;
+}
+
 void let_waiting_threads_sleep() {
-#ifndef __SANITIZE_THREAD__
   static std::atomic_flag has_started = ATOMIC_FLAG_INIT;
-  if (std::getenv("OMP_WAIT_POLICY") || std::getenv("GOMP_SPINCOUNT")) return;
-  const int threads = at::get_num_threads(), processors = openmp_processors();
-  if (threads < 2 || processors == 0 || has_started.test_and_set()) return;
-  // With many more processors than threads, a waiting thread takes nothing from others.
-  constexpr int kMostIdle = 16;
-  const int idle = std::max(processors - threads + 2, 2);
-  if (idle > kMostIdle) return;
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // inherited by the threads: signals are for those of the program
-  std::thread(watch, idle).detach();
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-#endif
+  const int threads = idle_threads();
+  if (threads == 0 || has_started.test_and_set()) return;
+  const BlockedSignals blocked;
+  std::thread(watch, threads).detach();
 }
 
 }  // namespace trainkit::detail

@@ -148,7 +148,8 @@ DataParallel::DataParallel(std::vector<std::shared_ptr<torch::nn::Module>> modul
       share_weights_(share_weights),
       options_(options),
       group_(static_cast<int64_t>(modules_.size())),
-      threads_(static_cast<int64_t>(modules_.size()), threads_per_replica(devices_)) {
+      threads_(static_cast<int64_t>(modules_.size()), threads_per_replica(devices_)),
+      idle_team_(devices_.size() > 1 && devices_[0].is_cpu() ? make_idle_team() : nullptr) {
   const c10::AutoGradMode no_grad(false);
   if (share_weights_) {
     const auto first = unique_parameters(*modules_[0]);

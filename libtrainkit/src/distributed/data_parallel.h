@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/waiting_threads.h"
 #include "distributed/bucket_reducer.h"
 #include "distributed/graph_ranks.h"
 #include "distributed/parameter_shards.h"
@@ -113,6 +114,7 @@ class DataParallel final : public DeviceReplicator, public GraphReplicas {
   std::vector<std::unique_ptr<ParameterShards>> shards_;  // then, after divide_parameters(): one per replica
   LocalGroup group_;
   ReplicaThreads threads_;
+  std::unique_ptr<IdleTeam> idle_team_;  // on the CPU, see Note [Waiting threads]
   StepSeed seed_;
 };
 

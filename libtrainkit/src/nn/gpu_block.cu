@@ -73,6 +73,26 @@ __global__ void __launch_bounds__(kMostThreads) norm_kernel(NormArguments a, boo
   }
 }
 
+/// Adds `values` to `sum`.
+template <int count>
+__device__ void add_to(float* sum, const float (&values)[count]) {
+  float before[count];
+  load(sum, before);
+#pragma unroll
+  for (int k = 0; k < count; ++k) before[k] += values[k];
+  store(before, sum);
+}
+
+/// Copies this thread's columns of `width`, or zeros if `from` is null.
+template <int count>
+__device__ void copy_columns(const float* from, float* to, int64_t width) {
+  for (int64_t c = int64_t{threadIdx.x} * count; c < width; c += int64_t{blockDim.x} * count) {
+    float values[count] = {};
+    if (from) load(from + c, values);
+    store(values, to + c);
+  }
+}
+
 /// Accumulates the sums over rows in `shared`, or in the block's part in global memory if they do not fit. Each thread
 /// adds only to its own columns.
 template <typename S, typename P, int count>
@@ -92,18 +112,8 @@ __global__ void __launch_bounds__(kMostThreads) norm_gradient_kernel(NormGradien
   float* d_weight = is_shared ? shared : part;
   float* d_bias = d_weight + a.width;
 
-  const auto add = [](const float(&values)[count], float* to) {
-    float before[count];
-    load(to, before);
-#pragma unroll
-    for (int k = 0; k < count; ++k) before[k] += values[k];
-    store(before, to);
-  };
-  const float none[count] = {};
-  for (int64_t c = first; c < a.width; c += step) {
-    store(none, d_weight + c);
-    if (a.d_bias) store(none, d_bias + c);
-  }
+  copy_columns<count>(nullptr, d_weight, a.width);
+  if (a.d_bias) copy_columns<count>(nullptr, d_bias, a.width);
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const int64_t at = row * a.width;
     const float mean = a.mean[row], inverse_std = a.inverse_std[row];
@@ -119,8 +129,8 @@ __global__ void __launch_bounds__(kMostThreads) norm_gradient_kernel(NormGradien
         totals.x += gradient[k] * factor[k];
         totals.y += products[k] * factor[k];
       }
-      add(products, d_weight + c);
-      if (a.d_bias) add(gradient, d_bias + c);
+      add_to(d_weight + c, products);
+      if (a.d_bias) add_to(d_bias + c, gradient);
     }
     totals = reduce.sums(totals);
     const auto width = static_cast<float>(a.width);
@@ -140,14 +150,9 @@ __global__ void __launch_bounds__(kMostThreads) norm_gradient_kernel(NormGradien
       if (d_added) store(residual, d_added + at + c);
     }
   }
-  if (!is_shared) return;
-  for (int64_t c = first; c < a.width; c += step) {
-    float value[count];
-    load(d_weight + c, value);
-    store(value, part + c);
-    if (!a.d_bias) continue;
-    load(d_bias + c, value);
-    store(value, part + a.width + c);
+  if (is_shared) {
+    copy_columns<count>(d_weight, part, a.width);
+    if (a.d_bias) copy_columns<count>(d_bias, part + a.width, a.width);
   }
 }
 

@@ -31,6 +31,33 @@ at::Tensor with_layout_of(const at::Tensor& param, const at::Tensor& gradient) {
   return at::empty_like(param).copy_(gradient);
 }
 
+/// Checks a new group, whose parameters must be on `device`. Throws c10::ValueError.
+void check_group(const ParamGroup& group, const std::vector<ParamGroup>& groups, at::Device device) {
+  TORCH_CHECK_VALUE(group.lr_multiple >= 0 && std::isfinite(group.lr_multiple),
+                    "optimizer: lr_multiple must be finite and >= 0, got ", group.lr_multiple);
+  TORCH_CHECK_VALUE(!group.weight_decay || (*group.weight_decay >= 0 && std::isfinite(*group.weight_decay)),
+                    "optimizer: weight_decay must be finite and >= 0, got ", *group.weight_decay);
+  std::unordered_set<std::string_view> names;
+  std::unordered_set<const void*> tensors;
+  for (const ParamGroup& other : groups) {
+    for (const NamedParameter& param : other.params) {
+      names.insert(param.name);
+      tensors.insert(param.tensor.unsafeGetTensorImpl());
+    }
+  }
+  for (const NamedParameter& param : group.params) {
+    const at::Tensor& tensor = param.tensor;
+    TORCH_CHECK_VALUE(tensor.defined() && tensor.is_floating_point() && tensor.layout() == at::kStrided &&
+                          tensor.is_non_overlapping_and_dense() && tensor.is_leaf(),
+                      "optimizer: parameter '", param.name, "' must be a dense floating-point leaf tensor");
+    TORCH_CHECK_VALUE(tensor.device() == device, "optimizer: parameter '", param.name, "' is on ", tensor.device(),
+                      ", expected ", device, " like the others");
+    TORCH_CHECK_VALUE(tensors.count(tensor.unsafeGetTensorImpl()) == 0, "optimizer: parameter '", param.name,
+                      "' is already in another group");
+    TORCH_CHECK_VALUE(names.insert(param.name).second, "optimizer: duplicate parameter name '", param.name, "'");
+  }
+}
+
 const at::Tensor& gradient_of(const at::Tensor& param) { return param.unsafeGetTensorImpl()->grad(); }
 
 }  // namespace
@@ -107,30 +134,8 @@ void Optimizer::add_param_group(ParamGroup group) {
   std::erase_if(group.params,
                 [&](const NamedParameter& param) { return !seen.insert(param.tensor.unsafeGetTensorImpl()).second; });
   TORCH_CHECK_VALUE(!group.params.empty(), "optimizer: a parameter group is empty");
-  TORCH_CHECK_VALUE(group.lr_multiple >= 0 && std::isfinite(group.lr_multiple),
-                    "optimizer: lr_multiple must be finite and >= 0, got ", group.lr_multiple);
-  TORCH_CHECK_VALUE(!group.weight_decay || (*group.weight_decay >= 0 && std::isfinite(*group.weight_decay)),
-                    "optimizer: weight_decay must be finite and >= 0, got ", *group.weight_decay);
-  std::unordered_set<std::string_view> names;
-  std::unordered_set<const void*> tensors;
-  for (const ParamGroup& other : groups_) {
-    for (const NamedParameter& param : other.params) {
-      names.insert(param.name);
-      tensors.insert(param.tensor.unsafeGetTensorImpl());
-    }
-  }
   const at::Device device = (groups_.empty() ? group : groups_.front()).params.front().tensor.device();
-  for (const NamedParameter& param : group.params) {
-    const at::Tensor& tensor = param.tensor;
-    TORCH_CHECK_VALUE(tensor.defined() && tensor.is_floating_point() && tensor.layout() == at::kStrided &&
-                          tensor.is_non_overlapping_and_dense() && tensor.is_leaf(),
-                      "optimizer: parameter '", param.name, "' must be a dense floating-point leaf tensor");
-    TORCH_CHECK_VALUE(tensor.device() == device, "optimizer: parameter '", param.name, "' is on ", tensor.device(),
-                      ", expected ", device, " like the others");
-    TORCH_CHECK_VALUE(tensors.count(tensor.unsafeGetTensorImpl()) == 0, "optimizer: parameter '", param.name,
-                      "' is already in another group");
-    TORCH_CHECK_VALUE(names.insert(param.name).second, "optimizer: duplicate parameter name '", param.name, "'");
-  }
+  check_group(group, groups_, device);
 
   // Make all allocations before the first change. See Note [Optimizer state].
   const at::NoGradGuard no_grad;

@@ -70,7 +70,7 @@ RunShape saved_shape(const StateDict& state);
 inline constexpr std::string_view kLivePrefix = "live.";
 
 /// Collects the state of a run. Every rank must call it, since each has its own random generators. With sharding each
-/// rank's result has its own parts: pass it to keep_own_parts() or gather_checkpoint().
+/// rank's result has its own parts: pass it to keep_own_parts().
 absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunProgress& progress,
                                                const RunShape& shape, const StateDict& config);
 

@@ -80,24 +80,6 @@ void add_shards(Optimizer& optimizer, std::vector<ParamGroup> groups, DeviceRepl
       [shards](size_t bucket) { shards->start_gathering(bucket); });
 }
 
-absl::Status gather_checkpoint(CheckpointContents& contents, const NamedTensors& averages, const Optimizer& optimizer,
-                               const ParameterShards& shards) try {
-  const PartsByName parts = parts_by_name(optimizer);
-  OwnParts divided;
-  for (auto& [key, tensor] : contents.optimizer) {
-    if (const at::Tensor* part = part_of_entry(key, parts)) divided[key] = {part, &tensor};
-  }
-  std::set<std::string> averaged;
-  for (const auto& [name, average] : averages) averaged.insert(name);
-  for (auto& [name, tensor] : contents.model) {
-    if (averaged.contains(name)) divided["average." + name] = {&parts.at(name), &tensor};
-  }
-  gather(divided, shards);
-  return absl::OkStatus();
-} catch (...) {
-  return status_from_current_exception();
-}
-
 DividedCheckpoint keep_own_parts(CheckpointContents& contents, const NamedTensors& averages,
                                  const torch::nn::Module& model, const Optimizer& optimizer,
                                  const ParameterShards& shards) {

@@ -27,20 +27,16 @@ PartsByName parts_by_name(const Optimizer& optimizer);
 /// count is not divided.
 const at::Tensor* part_of_entry(const std::string& key, const PartsByName& parts);
 
-/// Checkpoints have whole tensors. Replaces this rank's parts in `contents` by them, in host memory: the optimizer's
-/// state and, in the model, the averages (TrainStep::averages(); empty: none). Every rank calls it with its parts; only
-/// rank 0's result is complete. Blocks; another thread may train meanwhile. Error of exit code 8: a rank is lost.
-absl::Status gather_checkpoint(CheckpointContents& contents, const NamedTensors& averages, const Optimizer& optimizer,
-                               const ParameterShards& shards);
-
 /// Reduces `contents`, all of collect_run(), to the tensors that this rank writes when all ranks save together: its
-/// parts of the divided ones and, on rank 0, the others. Copies no tensor. Returns the divided tensors.
+/// parts of the divided ones and, on rank 0, the others. Copies no tensor. `averages` are TrainStep::averages(), empty
+/// without. Returns the divided tensors.
 DividedCheckpoint keep_own_parts(CheckpointContents& contents, const NamedTensors& averages,
                                  const torch::nn::Module& model, const Optimizer& optimizer,
                                  const ParameterShards& shards);
 
-/// Replaces this rank's parts by whole tensors on rank 0, as gather_checkpoint() does: those of all divided tensors, or
-/// of the ones without cuts. Tensors of the other ranks are undefined afterwards.
+/// Replaces the parts by whole tensors in rank 0's host memory: those of all divided tensors, or of the ones without
+/// cuts. Every rank calls it. Tensors of the other ranks are undefined afterwards. Blocks; another thread may train
+/// meanwhile. Error of exit code 8: a rank is lost.
 absl::Status gather_parts(CheckpointContents& contents, const DividedCheckpoint& divided, bool all,
                           const ParameterShards& shards);
 

@@ -189,6 +189,31 @@ LossFunction watched_loss(const StepRecipe& recipe, MemoryRecorder& recorder, de
   };
 }
 
+std::vector<Batch> record_batches(MemoryRecorder& recorder, const Batch& rows, Stream stream, int64_t count) {
+  recorder.enter(MemoryClass::kBatch);
+  recorder.set_stream(stream);
+  std::vector<Batch> batches;
+  for (int64_t i = 0; i < count; ++i) batches.push_back(copy_of(rows));
+  return batches;
+}
+
+/// Puts all gradients in one bucket, as a Reducer does before it knows their order. Null if it has none.
+std::unique_ptr<GradientOrder> record_first_bucket(const StepRecipe& recipe, const torch::nn::Module& model,
+                                                   MemoryRecorder& recorder) {
+  if (!recipe.keeps_gradients || recipe.sharding != Sharding::kNone) return nullptr;
+  constexpr int64_t kAllBytes = std::numeric_limits<int64_t>::max();
+  auto order = std::make_unique<GradientOrder>(model);
+  recorder.enter(MemoryClass::kGradients);
+  put_gradients_in_buckets(order->parameters(), kAllBytes, kAllBytes, /*kept=*/false);
+  return order;
+}
+
+void assign_shards(const detail::ParameterShards* shards, const torch::nn::Module& model, MemoryRecorder& recorder) {
+  if (!shards) return;
+  for (const at::Tensor& parameter : model.parameters()) recorder.assign(parameter, MemoryClass::kWeights);
+  for (const at::Tensor& memory : shards->gradient_memory()) recorder.assign(memory, MemoryClass::kGradients);
+}
+
 /// Returns whether all further steps run like the last one: eagerly, or by a graph. False while steps are traced before
 /// a capture.
 bool is_steady_state(const TrainStep& step) { return !step.uses_graphs() || step.graph_steps() > 0; }
@@ -215,7 +240,6 @@ bool is_steady_state(const TrainStep& step) { return !step.uses_graphs() || step
 /// See Note [Recording a step].
 absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t batch_size,
                                                int64_t micro_batches) try {
-  constexpr int64_t kAllBytes = std::numeric_limits<int64_t>::max();
   const DeviceReplicatorOptions buckets;  // with DDP's sizes
   TORCH_CHECK_VALUE(batch_size >= 1 && micro_batches >= 1, "a step of ", micro_batches, " micro-batches of ",
                     batch_size, " rows");
@@ -228,21 +252,13 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
   const std::shared_ptr<torch::nn::Module>& model = devices->module();
   model->train();
   const int steps_run = recipe.keeps_gradients && recipe.captures_graph ? 3 : 2;  // the last one is the steady state
-  std::optional<GradientOrder> order;
-  if (recipe.keeps_gradients && recipe.sharding == Sharding::kNone) {
-    order.emplace(*model);
-    recorder.enter(MemoryClass::kGradients);
-    put_gradients_in_buckets(order->parameters(), kAllBytes, kAllBytes, /*kept=*/false);
-  }
+  const std::unique_ptr<GradientOrder> order = record_first_bucket(recipe, *model, recorder);
   recorder.enter(MemoryClass::kCache);
   const at::Tensor cache = recipe.cache_bytes > 0 ? at::empty({recipe.cache_bytes}, at::kByte) : at::Tensor();
   recorder.enter(MemoryClass::kOptimizer);
   const std::unique_ptr<Optimizer> optimizer = recipe.make_optimizer();
   TrainStep step(*devices, *optimizer, step_options(recipe, micro_batches));
-  if (const detail::ParameterShards* shards = devices->shards()) {
-    for (const at::Tensor& parameter : model->parameters()) recorder.assign(parameter, MemoryClass::kWeights);
-    for (const at::Tensor& memory : shards->gradient_memory()) recorder.assign(memory, MemoryClass::kGradients);
-  }
+  assign_shards(devices->shards(), *model, recorder);
   if (recipe.schedule_bytes > 0) recorder.add(recipe.schedule_bytes, MemoryClass::kOptimizer);
   recorder.enter(MemoryClass::kActivations);
   detail::LibraryWatch libraries(recorder, recipe.libraries, recipe.for_gpu);
@@ -250,21 +266,14 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
   recorder.set_stream(steps);
   const std::vector<at::Tensor> caches = fill_caches(recipe, *model);
   for (const at::Tensor& kept : caches) recorder.assign(kept, MemoryClass::kCache);
-  const auto add_batches = [&](Stream stream, int64_t count) {
-    recorder.enter(MemoryClass::kBatch);
-    recorder.set_stream(stream);
-    std::vector<Batch> batches;
-    for (int64_t i = 0; i < count; ++i) batches.push_back(copy_of(rows));
-    return batches;
-  };
-  const std::vector<Batch> batches = add_batches(kCopyStream, recipe.live_batches);
+  const std::vector<Batch> batches = record_batches(recorder, rows, kCopyStream, recipe.live_batches);
   std::vector<Batch> inputs;  // of the graph
   recorder.set_stream(steps);
   const LossFunction loss = watched_loss(recipe, recorder, libraries);
   for (int i = 0; i < steps_run; ++i) {
     if (recipe.captures_graph && i + 1 == steps_run) {
       recorder.add(kMetricBytes, MemoryClass::kActivations);  // metrics of the last eager step, read later
-      inputs = add_batches(kDefaultStream, micro_batches);
+      inputs = record_batches(recorder, rows, kDefaultStream, micro_batches);
       recorder.empty_cache();
       recorder.set_stream(kGraphPool);
     }
