@@ -1,5 +1,7 @@
 #include "train/sharded_state.h"
 
+#include <torch/nn/module.h>
+
 #include <map>
 #include <set>
 #include <string>
