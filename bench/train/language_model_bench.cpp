@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include "../rounds.h"
+#include "core/waiting_threads.h"
 #include "trainkit/nn/functional.h"
 #include "trainkit/nn/transformer.h"
 #include "trainkit/optim/adam.h"
@@ -35,8 +36,9 @@ Task lm() {
 }
 
 void BM_LanguageModel(benchmark::State& state, const Task& task, Precision precision) {
-  use_fast_kernels();  // as every trainer does
   at::set_num_threads(2);
+  use_fast_kernels();  // as every trainer does
+  detail::let_waiting_threads_sleep();
   torch::manual_seed(0);
   auto devices = DeviceReplicator::create([&] { return Transformer(task.model); }, {.device = at::kCPU}).value();
   AdamW optimizer({.lr = 1e-3, .betas = {0.9, 0.99}, .weight_decay = 0.1});
