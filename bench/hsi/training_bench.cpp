@@ -5,6 +5,7 @@
 #include <benchmark/benchmark.h>
 
 #include "../rounds.h"
+#include "core/waiting_threads.h"
 #include "hsi_classification/perf.h"
 
 namespace trainkit {
@@ -15,6 +16,7 @@ namespace {
 void train(benchmark::State& state, const HsiModelOptions& model, int64_t rows, int64_t batch_size, FeedKind feed,
            Precision precision = Precision::kFp32) {
   at::set_num_threads(2);
+  detail::let_waiting_threads_sleep();  // as every trainer does
   PerfSettings settings;
   settings.model = model;
   settings.epoch_rows = rows;
