@@ -206,7 +206,7 @@ def command_output(command):
 
 
 def machine():
-    """Facts of this machine. Processors are told apart by their vector instructions too: a virtual machine may hide the
+    """Facts of this machine. The processor's name includes its vector instructions, since a virtual machine may hide the
     model."""
     cpuinfo = pathlib.Path("/proc/cpuinfo").read_text()
     cpu = re.search(r"model name\s*: (.*)", cpuinfo)

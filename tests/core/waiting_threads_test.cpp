@@ -4,24 +4,16 @@
 #include <ATen/Parallel.h>
 
 #include <chrono>
-#include <filesystem>
 #include <thread>
 
 #include "core/parallel.h"
 #include "other_load.h"
 #include "test_util.h"
+#include "thread_count.h"
 #include "trainkit/core/processors.h"
 
 using namespace trainkit;
 using namespace trainkit::detail;
-
-namespace {
-
-int64_t threads_of_process() {
-  return std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator());
-}
-
-}  // namespace
 
 TEST_CASE("Threads sleep from the first interval with contention until two quiet seconds have passed",
           "[core][waiting_threads]") {
@@ -51,25 +43,25 @@ TEST_CASE("An idle team of OpenMP threads exists while other processes need the 
   unsetenv("OMP_WAIT_POLICY");  // libgomp has read it already
   unsetenv("GOMP_SPINCOUNT");
   at::set_num_threads(1);
-  const auto alone = threads_of_process();
+  const auto alone = test::thread_count();
   let_waiting_threads_sleep();  // one thread never waits
   CHECK(!make_idle_team());
-  CHECK(threads_of_process() == alone);
+  CHECK(test::thread_count() == alone);
   at::set_num_threads(2);
   parallel_for(0, 4, 1, [](int64_t, int64_t) {});
-  const auto before = threads_of_process();
+  const auto before = test::thread_count();
   {
     const auto team = make_idle_team();
     REQUIRE(team);
-    while (threads_of_process() < before + 2) std::this_thread::yield();
+    while (test::thread_count() < before + 2) std::this_thread::yield();
   }
-  while (threads_of_process() > before) std::this_thread::yield();  // its members end after their owner
+  while (test::thread_count() > before) std::this_thread::yield();  // its members end after their owner
   let_waiting_threads_sleep();
   let_waiting_threads_sleep();
-  CHECK(threads_of_process() == before + 1);
+  CHECK(test::thread_count() == before + 1);
   {
     const test::OtherLoad load(2 * available_cpus());
-    while (threads_of_process() < before + 3) continue;  // waits for a processor now and then
+    while (test::thread_count() < before + 3) continue;  // waits for a processor now and then
   }
-  while (threads_of_process() > before + 1) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  while (test::thread_count() > before + 1) std::this_thread::sleep_for(std::chrono::milliseconds(500));
 }

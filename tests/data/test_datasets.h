@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -12,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "thread_count.h"
 #include "trainkit/data/prefetcher.h"
 
 namespace trainkit::test {
@@ -123,11 +123,6 @@ inline std::vector<int64_t> range(int64_t begin, int64_t end) {
   std::vector<int64_t> rows;
   for (int64_t row = begin; row < end; ++row) rows.push_back(row);
   return rows;
-}
-
-/// Threads of this process.
-inline int64_t thread_count() {
-  return std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator());
 }
 
 }  // namespace trainkit::test

@@ -4,14 +4,13 @@
 
 #include <algorithm>
 #include <atomic>
-#include <filesystem>
-#include <iterator>
 #include <set>
 #include <thread>
 
 #include "core/parallel.h"
 #include "rank_threads.h"
 #include "test_util.h"
+#include "thread_count.h"
 #include "trainkit/core/error.h"
 
 using namespace trainkit;
@@ -182,20 +181,16 @@ TEST_CASE("Replicas on the CPU start an idle team, which lets LibTorch's waiting
 #endif
   unsetenv("OMP_WAIT_POLICY");  // libgomp has read it already
   unsetenv("GOMP_SPINCOUNT");
-  const auto threads = [] {
-    const std::filesystem::directory_iterator tasks("/proc/self/task");
-    return std::distance(begin(tasks), end(tasks));
-  };
   const int before = at::get_num_threads();
   at::set_num_threads(2);
   trainkit::detail::parallel_for(0, 4, 1, [](int64_t, int64_t) {});
-  const auto alone = threads();
+  const auto alone = thread_count();
   {
     const auto one = DeviceReplicator::create([] { return torch::nn::Linear(3, 2); }).value();
-    CHECK(threads() == alone);
+    CHECK(thread_count() == alone);
     const auto two = DeviceReplicator::create([] { return torch::nn::Linear(3, 2); }, {.cpu_replicas = 2}).value();
-    while (threads() < alone + 4) std::this_thread::yield();  // two replicas, the owner of the team and its member
+    while (thread_count() < alone + 4) std::this_thread::yield();  // two replicas, the owner of the team and its member
   }
-  while (threads() > alone) std::this_thread::yield();  // its member ends after its owner
+  while (thread_count() > alone) std::this_thread::yield();  // its member ends after its owner
   at::set_num_threads(before);
 }

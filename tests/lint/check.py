@@ -156,7 +156,7 @@ def functions(text):
                 if re.search(r"\)[^()=;]*$", head) and not NO_FUNCTION.match(head):
                     yield start + 1, number - start + 1, head
                 start = None
-            elif start is None or not re.match(r"\s", line[len(indent):]):
+            else:
                 start = number
 
 

@@ -111,6 +111,15 @@ TEST_CASE("A checkpoint written in the background contains the step in its name"
     const auto expected = load_checkpoint({.folder = options.output_dir + "/checkpoints", .step = step});
     REQUIRE(saved.status() == absl::OkStatus());
     REQUIRE(expected.status() == absl::OkStatus());
+    const NamedTensors weights = named_tensors(*alone.devices->module());
+    REQUIRE(saved->model.size() == weights.size());
+    for (const auto& [name, tensor] : weights) {
+      INFO("step " << step << ", " << name);
+      const auto found = std::find_if(saved->model.begin(), saved->model.end(),
+                                      [&name = name](const auto& other) { return other.first == name; });
+      REQUIRE(found != saved->model.end());
+      CHECK(at::equal(found->second, tensor));
+    }
     for (const auto part : {&CheckpointContents::model, &CheckpointContents::optimizer}) {
       const NamedTensors &found = (*saved).*part, &wanted = (*expected).*part;
       REQUIRE(found.size() == wanted.size());

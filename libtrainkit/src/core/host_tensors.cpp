@@ -97,8 +97,7 @@ bool is_one_range(const at::Tensor& tensor) {
 }
 
 /// Replaces the CPU tensors among `copies` by copies, in `memory` from `begin` on if they are one range of bytes.
-void copy_cpu_tensors(std::vector<at::Tensor>& copies, const at::Tensor& memory, int64_t begin,
-                      LaterCopies* pending) {
+void copy_cpu_tensors(std::vector<at::Tensor>& copies, const at::Tensor& memory, int64_t begin, LaterCopies* pending) {
   std::vector<ByteCopy> byte_copies;
   for (size_t i = 0; i < copies.size(); ++i) {
     at::Tensor& tensor = copies[i];

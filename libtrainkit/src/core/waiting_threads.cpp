@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <csignal>
 #include <cstdlib>
 #include <optional>
 #include <utility>
 
+#include "core/block_signals.h"
 #include "core/parallel.h"
 #include "core/processor_times.h"
 
@@ -37,22 +37,6 @@ constexpr std::chrono::milliseconds kInterval{250};
 constexpr double kBusyOthers = 0.2, kLongWait = 0.1;     // sleep from here on
 constexpr double kQuietOthers = 0.1, kShortWait = 0.05;  // poll again after kQuietIntervals below one of these
 constexpr int kQuietIntervals = 8;
-
-/// Blocks all signals of the calling thread, hence of the threads that it starts: signals are for those of the program.
-class BlockedSignals {
- public:
-  BlockedSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  BlockedSignals(const BlockedSignals&) = delete;
-  BlockedSignals& operator=(const BlockedSignals&) = delete;
-
- private:
-  sigset_t before_;
-};
 
 /// Returns how many idle threads make waiting threads sleep; 0 where they would change nothing.
 int idle_threads() {
@@ -103,7 +87,7 @@ bool WaitingPolicy::update(const ProcessorUse& use) {
 }
 
 IdleTeam::IdleTeam(int threads) {
-  const BlockedSignals blocked;
+  const BlockSignals blocked;
   owner_ = std::thread([this, threads] {
     run_idle_team(threads);
     std::unique_lock lock(mutex_);
@@ -129,7 +113,7 @@ void let_waiting_threads_sleep() {
   static std::atomic_flag has_started = ATOMIC_FLAG_INIT;
   const int threads = idle_threads();
   if (threads == 0 || has_started.test_and_set()) return;
-  const BlockedSignals blocked;
+  const BlockSignals blocked;
   std::thread(watch, threads).detach();
 }
 

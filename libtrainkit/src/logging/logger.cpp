@@ -8,7 +8,7 @@
 #include <mutex>
 #include <thread>
 
-#include "logging/block_signals.h"
+#include "core/block_signals.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/monitor.h"

@@ -8,8 +8,7 @@
 
 namespace trainkit {
 
-CheckpointContents detail::snapshot_into(const CheckpointContents& contents, HostBuffer& buffer,
-                                         LaterCopies* pending) {
+CheckpointContents detail::snapshot_into(const CheckpointContents& contents, HostBuffer& buffer, LaterCopies* pending) {
   CheckpointContents copy = contents;
   std::vector<at::Tensor*> places, optimizer_places;
   for (auto& [name, tensor] : copy.model) places.push_back(&tensor);

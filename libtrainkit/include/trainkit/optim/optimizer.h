@@ -138,8 +138,8 @@ class Optimizer : public ScaledOptimizer {
 
   /// State: "type", "lr", "step" and the options of the type ("beta1", ...); per group "groups.<i>.lr_multiple" and
   /// "groups.<i>.weight_decay"; per parameter "state.<name>.step" and the tensors of the type ("state.<name>.exp_avg").
-  /// The tensors are the live ones; they change only in the optimizer's step, on which background saves rely. Reads from
-  /// the device.
+  /// The tensors are the live ones; they change only in the optimizer's step, on which background saves rely. Reads
+  /// from the device.
   StateDict state_dict() const;
   /// Loads a state. Returns an Error of exit code 5 and changes nothing in these cases: the state has another
   /// optimizer type or other groups; a parameter's state is missing, left over, or of another shape or dtype.
