@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/gpu_operations.h"
+#include "core/skipped_products.h"
 #include "distributed/gradient_hook.h"
 #include "distributed/planned_rank.h"
 #include "distributed/replica_tools.h"
@@ -224,6 +225,7 @@ bool is_steady_state(const TrainStep& step) { return !step.uses_graphs() || step
 // ~~~~~~~~~~~~~~~~~~~~~~~
 // A step on the CPU allocates the same tensors as one on a GPU, so its allocations predict the GPU's memory. The
 // recording imitates the differences, in the order in which they occur in a run:
+// - Arithmetic. Products, convolutions and attention compute nothing (SkippedProducts): their results are zeros.
 // - Streams. LibTorch's CUDA allocator does not reuse a cached block on another stream. set_stream() tags the
 //   allocations: batches come from the loader's copy stream, eager steps before a capture use the graph's stream, the
 //   captured step the graph's pool.
@@ -245,6 +247,7 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
                     batch_size, " rows");
   const GeneratorGuard generator_guard;
   const detail::GpuOperations operations(recipe.for_gpu, recipe.has_gpu_kernels);
+  const detail::SkippedProducts skipped_products(recipe.for_gpu);
   TRAINKIT_ASSIGN_OR_RETURN(const Batch rows, read_batch(recipe.dataset, batch_size));
 
   MemoryRecorder recorder(MemoryClass::kWeights);
