@@ -41,6 +41,9 @@ TEST_CASE("residual_layer_norm and its gradients on a GPU equal LibTorch's in fl
                                                                {2, 3, 17},
                                                                {600, 24},
                                                                {4, 768},
+                                                               {9000, 384},
+                                                               {77, 200},
+                                                               {300, 1024},
                                                                {9000, 64},
                                                                {33, 5000},
                                                                {20, 8192},
@@ -81,6 +84,19 @@ TEST_CASE("cross_entropy and its gradient on a GPU equal LibTorch's in float64 w
       for (const double spread : {0.1, 5.0, 60.0}) check_cross_entropy(at::kCUDA, rows, classes, types, spread);
     }
     check_cross_entropy(at::kCUDA, 64, 1000, types, 5.0, /*is_shifted=*/true);
+  }
+}
+
+TEST_CASE("linear_cross_entropy and its gradients on a GPU equal separate operations in float64 within rounding",
+          "[nn][gpu]") {
+  SKIP_WITHOUT_GPU();
+  torch::manual_seed(9);
+  for (const Types& types : kTypes) {
+    for (const auto& [rows, classes] :
+         std::vector<std::pair<int64_t, int64_t>>{{1, 1024}, {70, 1031}, {5000, 1025}, {2100, 50257}}) {
+      if (is_for_gpus(rows * classes)) continue;
+      check_linear_cross_entropy(at::kCUDA, rows, classes, types);
+    }
   }
 }
 

@@ -143,6 +143,42 @@ inline void check_cross_entropy(at::Device device, int64_t rows, int64_t classes
   if (classes > 1) CHECK(worst_relative(gradient * rows, expected_gradient * rows) < 2 * types.tolerance());
 }
 
+/// The output layer and its loss in pieces of 2048 rows, compared with separate operations in float64; twice over one
+/// graph. @param wants_hidden, wants_weight whether the inputs require a gradient.
+inline void check_linear_cross_entropy(at::Device device, int64_t rows, int64_t classes, const Types& types,
+                                       bool wants_hidden = true, bool wants_weight = true) {
+  CAPTURE(device, rows, classes, types.stream, types.product, wants_hidden, wants_weight);
+  constexpr int64_t kWidth = 24;
+  const AutocastGuard autocast(device, types.product, types.uses_autocast());
+  const at::Tensor hidden = random_values({rows, kWidth}, types.stream, device),
+                   weight = random_values({classes, kWidth}, types.stream, device);
+  hidden.requires_grad_(wants_hidden);
+  weight.requires_grad_(wants_weight);
+  at::Tensor target = torch::randint(classes, {rows});
+  if (rows > 4) target[2] = -100;
+  const at::Tensor loss = linear_cross_entropy(hidden, weight, target.to(device));
+  CHECK(loss.scalar_type() == types.stream);
+  const std::vector<at::Tensor> exact = exact_copies({hidden, weight});
+  const at::Tensor expected = at::cross_entropy_loss(at::linear(exact[0], exact[1]), target);
+  const double tolerance = types.stream == at::kFloat && types.product == at::kFloat ? 1e-5 : types.tolerance();
+  CHECK(loss.item<double>() == Approx(expected.item<double>()).epsilon(tolerance));
+  CHECK(loss.requires_grad() == (wants_hidden || wants_weight));
+  if (!loss.requires_grad()) return;
+  CHECK(loss.grad_fn()->name() == "LinearCrossEntropyBackward");
+  std::vector<at::Tensor> inputs, exact_inputs;
+  if (wants_hidden) inputs.push_back(hidden), exact_inputs.push_back(exact[0]);
+  if (wants_weight) inputs.push_back(weight), exact_inputs.push_back(exact[1]);
+  const auto first = torch::autograd::grad({loss * 3}, inputs, {}, /*retain_graph=*/true);
+  const auto second = torch::autograd::grad({loss * 3}, inputs);
+  const auto expected_gradients = torch::autograd::grad({expected * 3}, exact_inputs);
+  for (size_t k = 0; k < inputs.size(); ++k) {
+    CHECK(first[k].equal(second[k]));
+    CHECK(first[k].scalar_type() == types.stream);
+    const double largest = expected_gradients[k].abs().max().item<double>();
+    CHECK(worst_relative(first[k] / largest, expected_gradients[k] / largest) < 2 * types.tolerance());
+  }
+}
+
 /// Ignored, NaN and infinite rows, compared with LibTorch's operation on the CPU.
 inline void check_odd_logits(at::Device device) {
   const auto same = [&](const at::Tensor& logits, const at::Tensor& target, int64_t ignore_index) {

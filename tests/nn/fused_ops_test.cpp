@@ -3,6 +3,7 @@
 
 #include "core/gpu_operations.h"
 #include "fused_ops_checks.h"
+#include "memory/memory_recorder.h"
 
 using namespace trainkit;
 using namespace trainkit::test;
@@ -39,6 +40,46 @@ TEST_CASE("cross_entropy for a GPU and its gradient equal LibTorch's in float64 
       for (const double spread : {0.1, 5.0, 60.0}) check_cross_entropy(at::kCPU, rows, classes, types, spread);
     }
   }
+}
+
+TEST_CASE("linear_cross_entropy for a GPU and its gradients equal separate operations in float64 within rounding",
+          "[nn][fused_ops]") {
+  torch::manual_seed(9);
+  const trainkit::detail::GpuOperations gpu(true);
+  for (const Types& types : kTypes) {
+    for (const auto& [rows, classes] :
+         std::vector<std::pair<int64_t, int64_t>>{{1, 1024}, {70, 1025}, {2048, 1100}, {2500, 1031}}) {
+      check_linear_cross_entropy(at::kCPU, rows, classes, types);
+    }
+  }
+  for (const bool wants_hidden : {false, true}) {
+    check_linear_cross_entropy(at::kCPU, 70, 1025, kTypes[1], wants_hidden, !wants_hidden);
+  }
+  check_linear_cross_entropy(at::kCPU, 70, 1025, kTypes[0], false, false);
+}
+
+TEST_CASE("linear_cross_entropy for a GPU of ignored targets is NaN with gradients of zeros", "[nn][fused_ops]") {
+  const trainkit::detail::GpuOperations gpu(true);
+  const at::Tensor hidden = torch::randn({4, 8}).requires_grad_(), weight = torch::randn({1024, 8}).requires_grad_();
+  const at::Tensor loss = linear_cross_entropy(hidden, weight, torch::full({4}, -100, at::kLong));
+  CHECK(loss.isnan().item<bool>());
+  for (const at::Tensor& gradient : torch::autograd::grad({loss}, {hidden, weight}))
+    CHECK(gradient.eq(0).all().item<bool>());
+}
+
+TEST_CASE("linear_cross_entropy for a GPU keeps the logits of 2048 rows, whatever their number", "[nn][fused_ops]") {
+  const trainkit::detail::GpuOperations gpu(true);
+  const auto peak = [](int64_t rows) {
+    const at::Tensor hidden = torch::randn({rows, 8}).requires_grad_(),
+                     weight = torch::randn({4000, 8}).requires_grad_();
+    MemoryRecorder recorder;
+    linear_cross_entropy(hidden, weight, torch::randint(4000, {rows})).backward();
+    return recorder.peak().total();
+  };
+  constexpr int64_t kLogits = 2048 * 4032 * 4;  // rows of a multiple of 64
+  const int64_t few = peak(16), many = peak(6000);
+  CHECK(few >= kLogits);
+  CHECK(many < kLogits + 1024 * 1024);
 }
 
 TEST_CASE("cross_entropy for a GPU treats ignored rows, NaN and infinity as LibTorch does", "[nn][fused_ops]") {

@@ -8,11 +8,6 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
-#ifdef TRAINKIT_WITH_CUDA
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-#endif
 
 #include <optional>
 #include <vector>
@@ -20,8 +15,8 @@
 #include "core/gpu_kernel_support.h"
 #include "core/gpu_operations.h"
 #include "core/recorded.h"
-#include "nn/gpu_kernels.h"
 #include "nn/optional_tensor.h"
+#include "nn/run_kernel.h"
 
 namespace trainkit::detail {
 
@@ -39,40 +34,6 @@ using torch::autograd::variable_list;
 
 /// Disables autocast, because dtypes are chosen here.
 using NoAutocast = c10::impl::ExcludeDispatchKeyGuard;
-
-std::optional<Number> number_of(at::ScalarType type) {
-  if (type == at::kFloat) return Number::kFloat;
-  if (type == at::kBFloat16) return Number::kBFloat16;
-  if (type == at::kHalf) return Number::kHalf;
-  return std::nullopt;
-}
-
-/// Returns nullopt if no kernel supports these dtypes.
-std::optional<Numbers> numbers_of(at::ScalarType stream, at::ScalarType product) {
-  const auto first = number_of(stream), second = number_of(product);
-  if (!first || !second || (first != second && first != Number::kFloat)) return std::nullopt;
-  return Numbers{*first, *second};
-}
-
-Numbers numbers_of(const at::Tensor& stream, const at::Tensor& product) {
-  return numbers_of(stream.scalar_type(), product.scalar_type()).value();
-}
-
-const void* data_of(const at::Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr() : nullptr; }
-void* writable(const at::Tensor& tensor) { return tensor.defined() ? tensor.mutable_data_ptr() : nullptr; }
-float* floats(const at::Tensor& tensor) { return tensor.mutable_data_ptr<float>(); }
-
-template <typename Arguments>
-void run_on(at::Device device, const Arguments& arguments, Numbers numbers) {
-  if (device.is_cpu()) return on_cpu::run(arguments, numbers);
-#ifdef TRAINKIT_WITH_CUDA
-  const c10::cuda::CUDAGuard guard(device);
-  void* const stream = c10::cuda::getCurrentCUDAStream(device.index()).stream();
-  C10_CUDA_CHECK(static_cast<cudaError_t>(on_gpu::run(arguments, numbers, stream)));
-#else
-  TORCH_CHECK(false, "trainkit was built without CUDA");
-#endif
-}
 
 void refuse_second_derivative(const char* name) {
   TORCH_CHECK_NOT_IMPLEMENTED(!c10::GradMode::is_enabled(), name, " on a GPU has no second derivative");

@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kMostThreads) norm_gradient_kernel(NormGradien
 #pragma unroll
       for (int k = 0; k < count; ++k) {
         products[k] = gradient[k] * normalised(value[k], mean, inverse_std);
-        totals.x += gradient[k] * factor[k];
+        totals.x += product(gradient[k], factor[k]);
         totals.y += products[k] * factor[k];
       }
       add_to(d_weight + c, products);
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kMostThreads) norm_gradient_kernel(NormGradien
 #pragma unroll
       for (int k = 0; k < count; ++k) {
         const float n = normalised(value[k], mean, inverse_std);
-        residual[k] += norm_gradient(gradient[k] * factor[k], n, means, inverse_std);
+        residual[k] += norm_gradient(product(gradient[k], factor[k]), n, means, inverse_std);
       }
       store(residual, d_sum + at + c);
       if (d_added) store(residual, d_added + at + c);
@@ -153,6 +153,95 @@ __global__ void __launch_bounds__(kMostThreads) norm_gradient_kernel(NormGradien
   if (is_shared) {
     copy_columns<count>(d_weight, part, a.width);
     if (a.d_bias) copy_columns<count>(d_bias, part + a.width, a.width);
+  }
+}
+
+constexpr int kRowWarps = 8, kMostChunks = 6;
+
+/// As norm_gradient_kernel for rows of at most kMostChunks x 32 x `count` values: a warp keeps a row in registers, so
+/// it reads everything once and waits for no other warp. A thread's columns are the same in all rows; it sums them in
+/// registers too, and the block adds those of its warps in order.
+template <typename S, typename P, int count, int chunks, bool has_bias>
+__global__ void __launch_bounds__(kRowWarps* kWarp) norm_gradient_by_warps_kernel(NormGradientArguments a) {
+  extern __shared__ __align__(32) float shared[];
+  const auto* d_out = static_cast<const P*>(a.d_out);
+  const auto* d_residual = static_cast<const S*>(a.d_residual);
+  const auto* sum = static_cast<const S*>(a.sum);
+  const auto* weight = static_cast<const S*>(a.weight);
+  auto* d_sum = static_cast<S*>(a.d_sum);
+  auto* d_added = static_cast<P*>(a.d_added);
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const auto column = [&](int chunk) { return int64_t{chunk * kWarp + lane} * count; };
+  float d_weight[chunks][count] = {}, d_bias[has_bias ? chunks : 1][count] = {};
+  for (int64_t row = int64_t{blockIdx.x} * kRowWarps + warp; row < a.rows; row += int64_t{gridDim.x} * kRowWarps) {
+    const int64_t at = row * a.width;
+    const float mean = a.mean[row], inverse_std = a.inverse_std[row];
+    float gradient[chunks][count] = {}, n[chunks][count] = {};
+#pragma unroll
+    for (int i = 0; i < chunks; ++i) {
+      if (column(i) >= a.width) continue;
+      load(d_out + at + column(i), gradient[i]);
+      load(sum + at + column(i), n[i]);
+    }
+    float2 totals = {0, 0};
+#pragma unroll
+    for (int i = 0; i < chunks; ++i) {
+      float factor[count] = {};
+      if (column(i) < a.width) load(weight + column(i), factor);
+#pragma unroll
+      for (int k = 0; k < count; ++k) {
+        n[i][k] = normalised(n[i][k], mean, inverse_std);
+        d_weight[i][k] += gradient[i][k] * n[i][k];
+        if constexpr (has_bias) d_bias[i][k] += gradient[i][k];
+        gradient[i][k] = product(gradient[i][k], factor[k]);
+        totals.x += gradient[i][k];
+        totals.y += gradient[i][k] * n[i][k];
+      }
+    }
+    totals = merge_warp(totals, added);
+    const NormSums means = {totals.x / static_cast<float>(a.width), totals.y / static_cast<float>(a.width)};
+#pragma unroll
+    for (int i = 0; i < chunks; ++i) {
+      if (column(i) >= a.width) continue;
+      float residual[count] = {};
+      if (d_residual) load(d_residual + at + column(i), residual);
+#pragma unroll
+      for (int k = 0; k < count; ++k) residual[k] += norm_gradient(gradient[i][k], n[i][k], means, inverse_std);
+      store(residual, d_sum + at + column(i));
+      if (d_added) store(residual, d_added + at + column(i));
+    }
+  }
+  for (int turn = 0; turn < kRowWarps; ++turn) {
+    for (int i = 0; i < chunks && turn == warp; ++i) {
+      if (column(i) >= a.width) continue;
+      if (turn == 0) {
+        store(d_weight[i], shared + column(i));
+        if constexpr (has_bias) store(d_bias[i], shared + a.width + column(i));
+      } else {
+        add_to(shared + column(i), d_weight[i]);
+        if constexpr (has_bias) add_to(shared + a.width + column(i), d_bias[i]);
+      }
+    }
+    __syncthreads();
+  }
+  const int64_t sums = (has_bias ? 2 : 1) * a.width;
+  for (int64_t c = threadIdx.x; c < sums; c += blockDim.x) a.parts[blockIdx.x * sums + c] = shared[c];
+}
+
+/// Launches norm_gradient_by_warps_kernel with the smallest number of chunks that holds a row. Returns false if none
+/// does.
+template <typename S, typename P, int count, bool has_bias, int chunks = 1>
+bool launch_by_warps(const NormGradientArguments& a, unsigned blocks, cudaStream_t stream) {
+  if constexpr (count == 1 || chunks > kMostChunks) {
+    return false;
+  } else {
+    if (a.width > int64_t{chunks} * kWarp * count) {
+      return launch_by_warps<S, P, count, has_bias, chunks + 1>(a, blocks, stream);
+    }
+    const int64_t sums = (has_bias ? 2 : 1) * a.width;
+    norm_gradient_by_warps_kernel<S, P, count, chunks, has_bias>
+        <<<blocks, kRowWarps * kWarp, sums * sizeof(float), stream>>>(a);
+    return true;
   }
 }
 
@@ -264,9 +353,13 @@ int run(const NormGradientArguments& a, Numbers numbers, void* stream) {
     if (a.rows > 0) {
       for_vector_width<S, P>(a.width, {a.d_residual, a.sum, a.weight, a.d_sum}, {a.d_out, a.d_added}, [&](auto values) {
         constexpr int count = decltype(values)::value;
+        const auto blocks = static_cast<unsigned>(parts);
+        const bool is_done = a.d_bias ? launch_by_warps<S, P, count, true>(a, blocks, on)
+                                      : launch_by_warps<S, P, count, false>(a, blocks, on);
+        if (is_done) return;
         const bool is_shared = sums <= kSharedFloats;
         norm_gradient_kernel<S, P, count>
-            <<<static_cast<unsigned>(parts), threads_for(a.width, count), is_shared ? sums * 4 : 0, on>>>(a, is_shared);
+            <<<blocks, threads_for(a.width, count), is_shared ? sums * 4 : 0, on>>>(a, is_shared);
       });
     }
     add_parts<S>(a.parts, parts, a.width, a.d_weight, a.d_bias, on);

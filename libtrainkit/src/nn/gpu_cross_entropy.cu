@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kMostThreads) losses_kernel(CrossEntropyArgume
 
 /// Uses a single block, so that the order of the sum is fixed.
 template <typename Loss>
-__global__ void __launch_bounds__(kMostThreads) mean_kernel(CrossEntropyArguments a) {
+__global__ void __launch_bounds__(kMostThreads) mean_kernel(MeanLossArguments a) {
   __shared__ float2 warps[2][kMostWarps];
   BlockReducer reduce(warps);
   float2 mine = {0, 0};
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kMostThreads) mean_kernel(CrossEntropyArgument
   }
   const float2 all = reduce.sums(mine);
   if (threadIdx.x > 0) return;
-  *a.inverse_count = 1.0f / all.y;
+  *a.inverse_count = all.y > 0 ? 1.0f / all.y : 0.0f;
   *static_cast<Loss*>(a.loss) = from_float<Loss>(all.x / all.y);
 }
 
@@ -102,7 +102,73 @@ __global__ void __launch_bounds__(kMostThreads) logits_gradient_kernel(CrossEntr
   }
 }
 
+/// The loss of a row and, in place of its logits, the loss's gradient: the second read comes from the cache.
+template <typename T, int count>
+__global__ void __launch_bounds__(kMostThreads) row_losses_kernel(RowLossArguments a) {
+  __shared__ float2 warps[2][kMostWarps];
+  BlockReducer reduce(warps);
+  for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    const int64_t target = a.target[row];
+    const bool is_counted = counts(target, a.classes, a.ignore_index);
+    T* logits = static_cast<T*>(a.logits) + row * a.stride;
+    float max = 0, log_sum = 0;
+    if (is_counted) {
+      const float wanted = to_float(logits[target]);  // read before the barrier, written after it
+      ExpSum mine;
+      const auto add = [&](auto values, int64_t c) {
+        float x[decltype(values)::value];
+        load(logits + c, x);
+        add_values(mine, x);
+      };
+      for_row<count>(
+          logits, a.classes, [&](int64_t c) { add(std::integral_constant<int, count>{}, c); },
+          [&](int64_t c) { add(std::integral_constant<int, 1>{}, c); });
+      const float2 all = reduce({mine.max, mine.sum}, [](float2 x, float2 y) {
+        const ExpSum both = merged({x.x, x.y}, {y.x, y.y});
+        return float2{both.max, both.sum};
+      });
+      max = all.x;
+      log_sum = logf(all.y);
+      if (threadIdx.x == 0) a.losses[row] = -log_softmax(wanted, max, log_sum);
+    } else if (threadIdx.x == 0) {
+      a.losses[row] = 0;
+    }
+    if (!a.differentiates) continue;
+    const auto write = [&](auto values, int64_t c) {
+      constexpr int n = decltype(values)::value;
+      float x[n] = {};
+      if (is_counted) {
+        load(logits + c, x);
+#pragma unroll
+        for (int k = 0; k < n; ++k) x[k] = cross_entropy_slope(log_softmax(x[k], max, log_sum), c + k == target, 1.0f);
+      }
+      store(x, logits + c);
+    };
+    for_row<count>(
+        logits, a.classes, [&](int64_t c) { write(std::integral_constant<int, count>{}, c); },
+        [&](int64_t c) { write(std::integral_constant<int, 1>{}, c); });
+  }
+}
+
 }  // namespace
+
+int run(const RowLossArguments& a, Numbers numbers, void* stream) {
+  if (a.rows == 0) return cudaSuccess;
+  return for_numbers<__nv_bfloat16, __half>(numbers, [&](auto, auto logit) {
+    using T = decltype(logit);
+    constexpr int kMany = 16 / sizeof(T);
+    row_losses_kernel<T, kMany>
+        <<<blocks_for(a.rows), threads_for(a.classes, kMany), 0, static_cast<cudaStream_t>(stream)>>>(a);
+    return cudaGetLastError();
+  });
+}
+
+int run(const MeanLossArguments& a, Numbers numbers, void* stream) {
+  return for_numbers<__nv_bfloat16, __half>(numbers, [&](auto loss, auto) {
+    mean_kernel<decltype(loss)><<<1, kMostThreads, 0, static_cast<cudaStream_t>(stream)>>>(a);
+    return cudaGetLastError();
+  });
+}
 
 int run(const CrossEntropyArguments& a, Numbers numbers, void* stream) {
   auto* const on = static_cast<cudaStream_t>(stream);
@@ -112,7 +178,8 @@ int run(const CrossEntropyArguments& a, Numbers numbers, void* stream) {
     if (a.rows > 0) {
       losses_kernel<T, kMany><<<blocks_for(a.rows), threads_for(a.classes, kMany), 0, on>>>(a);
     }
-    mean_kernel<decltype(loss)><<<1, kMostThreads, 0, on>>>(a);
+    mean_kernel<decltype(loss)><<<1, kMostThreads, 0, on>>>(
+        MeanLossArguments{a.rows, a.ignore_index, a.target, a.losses, a.inverse_count, a.loss});
     return cudaGetLastError();
   });
 }

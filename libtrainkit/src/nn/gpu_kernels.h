@@ -107,8 +107,27 @@ struct CrossEntropyArguments {
   const int64_t* target;  // (rows); a value that is neither a class nor ignore_index is a device error
   float* log_sums;        // (rows, 2): the maximum of a row, and log sum e^(logit - maximum)
   float* losses;          // (rows)
-  float* inverse_count;   // scalar: 1 / number of targets that are not ignored
+  float* inverse_count;   // scalar: 1 / number of targets that are not ignored, 0 if all are
   void* loss;             // scalar, of the stream
+};
+
+/// The losses of rows of logits, as above, before their mean. With `differentiates` the logits are replaced by the
+/// gradient of the row's own loss: softmax - one_hot, zeros in ignored rows.
+struct RowLossArguments {
+  int64_t rows, classes, stride, ignore_index;
+  void* logits;  // (rows, classes) of the product; a row begins `stride` values after the one before
+  const int64_t* target;
+  float* losses;  // (rows)
+  bool differentiates;
+};
+
+/// The mean of the losses of rows whose target is not ignored.
+struct MeanLossArguments {
+  int64_t rows, ignore_index;
+  const int64_t* target;
+  const float* losses;
+  float* inverse_count;
+  void* loss;  // scalar, of the stream
 };
 
 struct CrossEntropyGradientArguments {
@@ -130,6 +149,8 @@ int run(const GeluArguments& arguments, Numbers numbers, void* stream);
 int run(const GeluGradientArguments& arguments, Numbers numbers, void* stream);
 int run(const CrossEntropyArguments& arguments, Numbers numbers, void* stream);
 int run(const CrossEntropyGradientArguments& arguments, Numbers numbers, void* stream);
+int run(const RowLossArguments& arguments, Numbers numbers, void* stream);
+int run(const MeanLossArguments& arguments, Numbers numbers, void* stream);
 }  // namespace on_gpu
 
 /// Compute the same in CPU memory, with LibTorch's threads. A target out of range throws c10::IndexError.
@@ -140,6 +161,8 @@ void run(const GeluArguments& arguments, Numbers numbers);
 void run(const GeluGradientArguments& arguments, Numbers numbers);
 void run(const CrossEntropyArguments& arguments, Numbers numbers);
 void run(const CrossEntropyGradientArguments& arguments, Numbers numbers);
+void run(const RowLossArguments& arguments, Numbers numbers);
+void run(const MeanLossArguments& arguments, Numbers numbers);
 }  // namespace on_cpu
 
 }  // namespace trainkit::detail

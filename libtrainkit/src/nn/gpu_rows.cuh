@@ -56,6 +56,22 @@ __device__ inline void store(const float (&from)[count], T* to) {
   *reinterpret_cast<Pack<T, count>*>(to) = pack;
 }
 
+/// Computes a b, rounded: the compiler never makes it part of a fused multiply-add. For products that are used twice
+/// and must be equal both times.
+__device__ inline float product(float a, float b) { return __fmul_rn(a, b); }
+
+/// Merges the values of a warp's threads with merge(a, b), which must be commutative.
+template <typename Merge>
+__device__ float2 merge_warp(float2 value, Merge merge) {
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    const float2 other = {__shfl_xor_sync(~0u, value.x, distance), __shfl_xor_sync(~0u, value.y, distance)};
+    value = merge(value, other);
+  }
+  return value;
+}
+
+__device__ inline float2 added(float2 a, float2 b) { return {a.x + b.x, a.y + b.y}; }
+
 /// Computes two sums over all threads of a block, in a fixed order, so that results are bitwise repeatable.
 class BlockReducer {
  public:
@@ -66,10 +82,7 @@ class BlockReducer {
   /// it.
   template <typename Merge>
   __device__ float2 operator()(float2 value, Merge merge) {
-    for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-      const float2 other = {__shfl_xor_sync(~0u, value.x, distance), __shfl_xor_sync(~0u, value.y, distance)};
-      value = merge(value, other);
-    }
+    value = merge_warp(value, merge);
     // Two rows alternate: other threads may still read the row of the previous call. A thread that writes that row
     // again has passed the barrier of this call.
     float2* warps = shared_[turn_ ^= 1];
@@ -80,9 +93,7 @@ class BlockReducer {
     return value;
   }
 
-  __device__ float2 sums(float2 value) {
-    return (*this)(value, [](float2 a, float2 b) { return float2{a.x + b.x, a.y + b.y}; });
-  }
+  __device__ float2 sums(float2 value) { return (*this)(value, added); }
 
  private:
   float2 (*shared_)[kMostWarps];

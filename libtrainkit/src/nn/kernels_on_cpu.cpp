@@ -32,6 +32,21 @@ void add_parts(const float* parts, int64_t count, int64_t stride, int64_t width,
   }
 }
 
+/// Sums as a thread of a GPU does: eight values at a time, then single ones.
+template <typename T>
+ExpSum exp_sum_of(const T* logits, int64_t classes) {
+  constexpr int64_t kMany = 8;
+  ExpSum all;
+  int64_t c = 0;
+  for (; c + kMany <= classes; c += kMany) {
+    float values[kMany];
+    std::copy_n(logits + c, kMany, values);
+    add_values(all, values);
+  }
+  for (; c < classes; ++c) all = merged(all, {logits[c], 1.0f});
+  return all;
+}
+
 template <typename S, typename P>
 void norm_row(const NormArguments& a, int64_t row) {
   const auto* x = static_cast<const S*>(a.x) + row * a.width;
@@ -151,32 +166,52 @@ void run(const GeluGradientArguments& a, Numbers numbers) {
 
 void run(const CrossEntropyArguments& a, Numbers numbers) {
   check_targets(a.target, a.rows, a.classes, a.ignore_index);
-  for_numbers<c10::BFloat16, c10::Half>(numbers, [&](auto loss, auto logit) {
+  for_numbers<c10::BFloat16, c10::Half>(numbers, [&](auto, auto logit) {
     for_each(a.rows, a.classes, [&](int64_t row) {
       const auto* logits = static_cast<const decltype(logit)*>(a.logits) + row * a.classes;
       float &max = a.log_sums[2 * row], &log_sum = a.log_sums[2 * row + 1];
       a.losses[row] = max = log_sum = 0;
       if (a.target[row] == a.ignore_index) return;
-      constexpr int64_t kMany = 8;
-      ExpSum all;
-      int64_t c = 0;
-      for (; c + kMany <= a.classes; c += kMany) {
-        float values[kMany];
-        std::copy_n(logits + c, kMany, values);
-        add_values(all, values);
-      }
-      for (; c < a.classes; ++c) all = merged(all, {logits[c], 1.0f});
+      const ExpSum all = exp_sum_of(logits, a.classes);
       max = all.max;
       log_sum = std::log(all.sum);
       a.losses[row] = -log_softmax(logits[a.target[row]], max, log_sum);
     });
+  });
+  run(MeanLossArguments{a.rows, a.ignore_index, a.target, a.losses, a.inverse_count, a.loss}, numbers);
+}
+
+void run(const RowLossArguments& a, Numbers numbers) {
+  check_targets(a.target, a.rows, a.classes, a.ignore_index);
+  for_numbers<c10::BFloat16, c10::Half>(numbers, [&](auto, auto logit) {
+    for_each(a.rows, a.classes, [&](int64_t row) {
+      auto* logits = static_cast<decltype(logit)*>(a.logits) + row * a.stride;
+      const int64_t target = a.target[row];
+      a.losses[row] = 0;
+      if (target == a.ignore_index) {
+        if (a.differentiates) std::fill_n(logits, a.classes, decltype(logit)(0.0f));
+        return;
+      }
+      const ExpSum all = exp_sum_of(logits, a.classes);
+      const float log_sum = std::log(all.sum);
+      a.losses[row] = -log_softmax(logits[target], all.max, log_sum);
+      if (!a.differentiates) return;
+      for (int64_t c = 0; c < a.classes; ++c) {
+        logits[c] = cross_entropy_slope(log_softmax(logits[c], all.max, log_sum), c == target, 1.0f);
+      }
+    });
+  });
+}
+
+void run(const MeanLossArguments& a, Numbers numbers) {
+  for_numbers<c10::BFloat16, c10::Half>(numbers, [&](auto loss, auto) {
     float sum = 0, count = 0;
     for (int64_t row = 0; row < a.rows; ++row) {
       if (a.target[row] == a.ignore_index) continue;
       sum += a.losses[row];
       count += 1;
     }
-    *a.inverse_count = 1.0f / count;
+    *a.inverse_count = count > 0 ? 1.0f / count : 0.0f;
     *static_cast<decltype(loss)*>(a.loss) = sum / count;
   });
 }

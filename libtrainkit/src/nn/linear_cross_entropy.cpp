@@ -4,18 +4,22 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "core/gpu_operations.h"
 #include "nn/cross_entropy_rows.h"
+#include "nn/gpu_linear_cross_entropy.h"
 #include "trainkit/nn/functional.h"
 
 namespace trainkit {
@@ -45,6 +49,10 @@ struct LinearCrossEntropyBackward final : torch::autograd::Node {
     TORCH_CHECK(!is_used, "linear_cross_entropy: backward ran before; use retain_graph to run it again");
     TORCH_CHECK_NOT_IMPLEMENTED(!c10::GradMode::is_enabled(), "linear_cross_entropy has no second derivative");
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
+    if (inverse_count.defined()) {
+      const at::Tensor factor = grads[0] * inverse_count;
+      return {times(gradients.hidden, factor, types[0]), times(gradients.weight, factor, types[1])};
+    }
     return {detail::times_incoming(gradients.hidden, grads[0]), detail::times_incoming(gradients.weight, grads[0])};
   }
   void release_variables() override {
@@ -53,9 +61,28 @@ struct LinearCrossEntropyBackward final : torch::autograd::Node {
   }
   std::string name() const override { return "LinearCrossEntropyBackward"; }
 
+  /// In place unless the graph is kept. `factor` is a scalar on the device, where reading it would wait.
+  static at::Tensor times(at::Tensor& gradient, const at::Tensor& factor, at::ScalarType type) {
+    if (!gradient.defined()) return gradient;
+    const bool is_kept = torch::autograd::get_current_graph_task_keep_graph();
+    return (is_kept ? gradient.mul(factor) : gradient.mul_(factor)).to(type);
+  }
+
   Gradients gradients;
+  at::Tensor inverse_count;                  // of a GPU: the gradients are those of the sum
+  std::array<at::ScalarType, 2> types = {};  // and have these dtypes in the end
   bool is_used = false;
 };
+
+void record_node(const at::Tensor& loss, const at::Tensor& hidden, const at::Tensor& weight,
+                 const std::shared_ptr<LinearCrossEntropyBackward>& node) {
+  node->set_next_edges(torch::autograd::collect_next_edges(hidden, weight));
+  torch::autograd::set_history(loss, node);
+}
+
+std::shared_ptr<LinearCrossEntropyBackward> new_node() {
+  return {new LinearCrossEntropyBackward, torch::autograd::deleteNode};
+}
 
 /// Dtype of the products: bfloat16 under autocast, else that of the inputs; kUndefined if no fast path has it.
 at::ScalarType product_type(const at::Tensor& hidden, const at::Tensor& weight) {
@@ -139,11 +166,22 @@ class Pieces {
 
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& target,
                                 int64_t ignore_index) {
+  const bool records = c10::GradMode::is_enabled();
+  const bool for_hidden = records && hidden.requires_grad(), for_weight = records && weight.requires_grad();
+  if (detail::has_gpu_linear_cross_entropy(hidden, weight, target)) {
+    detail::GpuHeadResult head =
+        detail::gpu_linear_cross_entropy(hidden, weight, target, ignore_index, for_hidden, for_weight);
+    if (!for_hidden && !for_weight) return head.loss;
+    const auto node = new_node();
+    node->gradients = {std::move(head.hidden), std::move(head.weight)};
+    node->inverse_count = std::move(head.inverse_count);
+    node->types = {hidden.scalar_type(), weight.scalar_type()};
+    record_node(head.loss, hidden, weight, node);
+    return head.loss;
+  }
   if (!has_fast_path(hidden, weight, target)) {
     return cross_entropy(at::linear(hidden, weight), target, ignore_index);
   }
-  const bool records = c10::GradMode::is_enabled();
-  const bool for_hidden = records && hidden.requires_grad(), for_weight = records && weight.requires_grad();
   Gradients gradients;
   at::Tensor loss;
   {
@@ -156,10 +194,9 @@ at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weig
     if (for_hidden) gradients.hidden = gradients.hidden.to(hidden.scalar_type());
   }
   if (!for_hidden && !for_weight) return loss;
-  const std::shared_ptr<LinearCrossEntropyBackward> node(new LinearCrossEntropyBackward, torch::autograd::deleteNode);
+  const auto node = new_node();
   node->gradients = std::move(gradients);
-  node->set_next_edges(torch::autograd::collect_next_edges(hidden, weight));
-  torch::autograd::set_history(loss, node);
+  record_node(loss, hidden, weight, node);
   return loss;
 }
 

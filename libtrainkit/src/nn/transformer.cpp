@@ -348,7 +348,13 @@ at::Tensor TransformerImpl::embed(const at::Tensor& ids, const at::Tensor& posit
 }
 
 at::Tensor TransformerImpl::logits(const at::Tensor& x) {
-  return at::linear(ln_f_->forward(x), lm_head_ ? lm_head_->weight : wte_->weight);
+  return at::linear(final_norm(x), lm_head_ ? lm_head_->weight : wte_->weight);
+}
+
+/// Returns the input of the output layer: on a GPU in the dtype of the product.
+at::Tensor TransformerImpl::final_norm(const at::Tensor& x) {
+  if (!detail::runs_gpu_operations(x)) return ln_f_->forward(x);
+  return detail::residual_layer_norm(x, {}, {ln_f_->weight, ln_f_->bias, kLayerNormEps}).normed;
 }
 
 /// Returns the output of the last block, (B, T, C).
@@ -368,7 +374,7 @@ at::Tensor TransformerImpl::forward(const at::Tensor& ids, const at::Tensor& doc
 
 at::Tensor TransformerImpl::loss(const at::Tensor& ids, const at::Tensor& targets,
                                  const at::Tensor& document_positions) {
-  const at::Tensor hidden = ln_f_->forward(hidden_states(ids, document_positions));
+  const at::Tensor hidden = final_norm(hidden_states(ids, document_positions));
   return linear_cross_entropy(hidden.flatten(0, 1), lm_head_ ? lm_head_->weight : wte_->weight, targets.reshape({-1}),
                               kIgnoreIndex);
 }

@@ -101,6 +101,13 @@ bool launch(const Configuration&, Arguments&&...) {
 
 }  // namespace cuda_sim::on_host
 
+/// A product that is never part of a fused multiply-add.
+inline float __fmul_rn(float a, float b) {
+  float result = a * b;
+  asm("" : "+x"(result));
+  return result;
+}
+
 inline void __syncthreads() { ::cuda_sim::on_host::sync_block(); }
 inline void __trap() { ::cuda_sim::on_host::trap(); }
 

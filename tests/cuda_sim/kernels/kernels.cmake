@@ -23,6 +23,13 @@ else()  # GCC calls them __asan_load4_noabort, ...
   endforeach()
 endif()
 
+include(CheckCXXSourceRuns)
+check_cxx_source_runs("int main() { return __builtin_cpu_supports(\"fma\") ? 0 : 1; }" CUDA_SIM_HAS_FMA)
+set(CUDA_SIM_FMA)
+if(CUDA_SIM_HAS_FMA)
+  set(CUDA_SIM_FMA -mfma -ffp-contract=fast)
+endif()
+
 function(cuda_sim_add_kernels TARGET)
   cmake_parse_arguments(ARG "" "" "INCLUDES;FILES" ${ARGN})
   set(generated)
@@ -39,7 +46,8 @@ function(cuda_sim_add_kernels TARGET)
   endforeach()
   set_property(SOURCE ${generated} PROPERTY SKIP_UNITY_BUILD_INCLUSION ON)
   set_property(SOURCE ${generated} PROPERTY SKIP_PRECOMPILE_HEADERS ON)
-  set(options -O1 -Wno-unused -Wno-unused-parameter -Wno-unknown-pragmas ${CUDA_SIM_CHECKS})
+  # Products and sums become fused multiply-adds, as nvcc makes them: their rounding differs.
+  set(options -O1 ${CUDA_SIM_FMA} -Wno-unused -Wno-unused-parameter -Wno-unknown-pragmas ${CUDA_SIM_CHECKS})
   set_property(SOURCE ${generated} PROPERTY COMPILE_OPTIONS ${options})
   target_sources(${TARGET} PRIVATE ${generated})
   target_include_directories(${TARGET} PRIVATE ${CUDA_SIM_KERNELS_DIR} ${ARG_INCLUDES})

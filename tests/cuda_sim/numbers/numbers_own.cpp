@@ -159,11 +159,29 @@ void log_sigmoid_backward(const Counterpart& c) {
   (c.arguments.size() > 3 ? c.arguments[3].toTensor() : c.results[0]).copy_(gradient);
 }
 
+/// (self, mat2, dtype[, out]): a product whose result has another dtype.
+void mm_dtype(const Counterpart& c) {
+  const at::Tensor product = at::mm(raised(c.arguments[0].toTensor()), raised(c.arguments[1].toTensor()));
+  (c.arguments.size() > 3 ? c.arguments[3].toTensor() : c.results[0]).copy_(product);
+}
+
+/// (self, mat1, mat2, dtype, beta, alpha[, out])
+void addmm_dtype(const Counterpart& c) {
+  const at::Tensor product = at::mm(raised(c.arguments[1].toTensor()), raised(c.arguments[2].toTensor()));
+  const at::Tensor sum =
+      raised(c.arguments[0].toTensor()) * c.arguments[4].toScalar() + product * c.arguments[5].toScalar();
+  (c.arguments.size() > 6 ? c.arguments[6].toTensor() : c.results[0]).copy_(sum);
+}
+
 }  // namespace
 
 std::function<void(const Counterpart&)> counterpart_of(const std::string& operation) {
   static const auto* const all = new std::map<std::string, std::function<void(const Counterpart&)>>{
       {"aten::native_dropout", native_dropout},
+      {"aten::mm.dtype", mm_dtype},
+      {"aten::mm.dtype_out", mm_dtype},
+      {"aten::addmm.dtype", addmm_dtype},
+      {"aten::addmm.dtype_out", addmm_dtype},
       {"aten::_scaled_dot_product_efficient_attention", efficient_attention},
       {"aten::_scaled_dot_product_efficient_attention_backward", efficient_attention_backward},
       {"aten::_scaled_dot_product_flash_attention", flash_attention},

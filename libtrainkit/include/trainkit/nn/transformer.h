@@ -111,6 +111,7 @@ class TransformerImpl : public torch::nn::Module {
   at::Tensor embed(const at::Tensor& ids, const at::Tensor& positions);
   at::Tensor hidden_states(const at::Tensor& ids, const at::Tensor& document_positions);
   at::Tensor logits(const at::Tensor& x);
+  at::Tensor final_norm(const at::Tensor& x);
   at::Tensor run_blocks(const at::Tensor& x, const std::shared_ptr<const PackedDocuments>& documents);
 
   TransformerConfig config_;

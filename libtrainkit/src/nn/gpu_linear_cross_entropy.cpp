@@ -1,0 +1,119 @@
+#include "nn/gpu_linear_cross_entropy.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+
+#include "core/recorded.h"
+#include "core/skipped_products.h"
+#include "nn/fused_ops.h"
+#include "nn/run_kernel.h"
+
+namespace trainkit::detail {
+namespace {
+
+// Note [The output layer on a GPU]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Logits of GPT-2's vocabulary, 50257, begin each row at an address that tensor cores cannot read 16 bytes at a time;
+// cuBLAS then uses kernels that are several times slower, forward and in both gradients. Here a row of logits is as
+// long as the next multiple of kRowValues, and the products write and read the first C values of it.
+//
+// kRows rows at a time go through the product, the loss and its gradient, which replaces the logits in their place.
+// The memory is that of kRows rows for any number of rows, which memory plans assume. A piece must be large: each adds
+// its product to the gradient of the weight, (C, D) float32, which costs as much time as reading and writing it.
+//
+// Forward computes the gradient of the sum of the losses, in bfloat16 or float16 without a factor: values are in -1..1,
+// where float16 needs no loss scaling. Backward multiplies by 1 / count and by the incoming gradient, which is on the
+// device.
+
+constexpr int64_t kRows = 2048, kRowValues = 64, kLeastClasses = 1024;
+
+/// Computes out = a b, or out += a b, in float32 from a and b of any dtype.
+void add_product(at::Tensor out, const at::Tensor& a, const at::Tensor& b, bool is_first) {
+  if (a.scalar_type() == at::kFloat) {
+    is_first ? at::mm_out(out, a, b) : at::addmm_out(out, out, a, b);
+  } else if (out.is_cpu() && !SkippedProducts::active()) {  // the CPU has no product with another result dtype
+    add_product(out, a.to(at::kFloat), b.to(at::kFloat), is_first);
+  } else {
+    is_first ? at::mm_out(out, a, b, at::kFloat) : at::addmm_out(out, out, a, b, at::kFloat);
+  }
+}
+
+/// Writes the losses of rows; replaces logits by their gradients if `differentiates`.
+void run_row_losses(const at::Tensor& logits, const at::Tensor& target, int64_t ignore_index, bool differentiates,
+                    const at::Tensor& losses) {
+  recorded("trainkit::cross_entropy", {logits, target}, [&] {
+    run_on(logits.device(),
+           RowLossArguments{.rows = logits.size(0),
+                            .classes = logits.size(1),
+                            .stride = logits.stride(0),
+                            .ignore_index = ignore_index,
+                            .logits = writable(logits),
+                            .target = target.const_data_ptr<int64_t>(),
+                            .losses = floats(losses),
+                            .differentiates = differentiates},
+           {Number::kFloat, *number_of(logits.scalar_type())});
+    return losses;
+  });
+}
+
+}  // namespace
+
+bool has_gpu_linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& target) {
+  if (!runs_gpu_operations(hidden) || hidden.dim() != 2 || weight.dim() != 2) return false;
+  const auto stream = number_of(hidden.scalar_type()), product = number_of(product_type(hidden));
+  return stream && product && number_of(weight.scalar_type()) && hidden.numel() > 0 &&
+         hidden.size(1) == weight.size(1) && weight.size(0) >= kLeastClasses && weight.device() == hidden.device() &&
+         target.device() == hidden.device() && target.scalar_type() == at::kLong && target.dim() == 1 &&
+         target.size(0) == hidden.size(0) && target.is_contiguous();
+}
+
+GpuHeadResult gpu_linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& target,
+                                       int64_t ignore_index, bool for_hidden, bool for_weight) {
+  const at::ScalarType type = product_type(hidden);
+  const bool is_autocast = at::autocast::is_autocast_enabled(hidden.device().type());
+  const c10::AutoGradMode no_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const int64_t rows = hidden.size(0), classes = weight.size(0);
+  const at::Tensor x = hidden.to(type).contiguous(), w = weight.to(type);
+  const auto floats_there = x.options().dtype(at::kFloat);
+  GpuHeadResult result;
+  result.loss = at::empty({}, is_autocast ? floats_there : hidden.options());
+  result.inverse_count = at::empty({}, floats_there);
+  if (for_hidden) result.hidden = at::empty(x.sizes(), x.options());
+  if (for_weight) result.weight = at::empty(w.sizes(), floats_there);
+  const int64_t stride = ceil_div(classes, kRowValues) * kRowValues;
+  const at::Tensor room = at::empty({kRows, stride}, x.options()), losses = at::empty({rows}, floats_there);
+  for (int64_t begin = 0; begin < rows; begin += kRows) {
+    const int64_t size = std::min(kRows, rows - begin);
+    const at::Tensor piece = x.narrow(0, begin, size), wanted = target.narrow(0, begin, size);
+    at::Tensor logits = room.narrow(0, 0, size).narrow(1, 0, classes);
+    at::mm_out(logits, piece, w.t());
+    if (SkippedProducts::active()) {
+      losses.zero_();
+    } else {
+      run_row_losses(logits, wanted, ignore_index, for_hidden || for_weight, losses.narrow(0, begin, size));
+    }
+    if (for_hidden) {
+      at::Tensor d_piece = result.hidden.narrow(0, begin, size);
+      at::mm_out(d_piece, logits, w);
+    }
+    if (for_weight) add_product(result.weight, logits.t(), piece, /*is_first=*/begin == 0);
+  }
+  run_on(x.device(),
+         MeanLossArguments{.rows = rows,
+                           .ignore_index = ignore_index,
+                           .target = target.const_data_ptr<int64_t>(),
+                           .losses = floats(losses),
+                           .inverse_count = floats(result.inverse_count),
+                           .loss = writable(result.loss)},
+         numbers_of(result.loss, x));
+  return result;
+}
+
+}  // namespace trainkit::detail
