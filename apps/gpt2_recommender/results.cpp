@@ -85,7 +85,9 @@ absl::Status write_result_page(const std::string& folder, const TestScores& scor
   page.add_tile(fmt::format("{:.4f}", scores.model.at(metric)), metric,
                 fmt::format("popularity {:.4f}", scores.popularity.at(metric)));
   page.add_section("Ranking of the test items");
-  page.add_note(fmt::format("{}. Weights of step {}, the best in validation.", scores.protocol, best_step));
+  page.add_note(fmt::format(
+      "{}. {}.", scores.protocol,
+      best_step >= 0 ? fmt::format("Weights of step {}, the best in validation", best_step) : "Last weights"));
   std::vector<std::vector<nlohmann::ordered_json>> rows;
   for (const std::string& name : names_of(scores.model, metric)) {
     const double model = scores.model.at(name), popularity = scores.popularity.at(name);
@@ -132,8 +134,8 @@ std::string describe_result(const TrainerResult& result, const TestScores& score
                         result.best_step);
   }
   if (!scores.model.empty()) {
-    text += fmt::format("test       {}  (step {}; {})\npopularity {}\n", line_of(scores.model, metric), best_step,
-                        scores.protocol, line_of(scores.popularity, metric));
+    text += fmt::format("test       {}  (step {}; {})\npopularity {}\n", line_of(scores.model, metric),
+                        best_step >= 0 ? best_step : result.steps, scores.protocol, line_of(scores.popularity, metric));
   }
   return text;
 }

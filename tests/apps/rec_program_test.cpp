@@ -71,6 +71,15 @@ TEST_CASE("A run writes its folder, its split and its scores with the protocol a
   CHECK(best.metadata().at("step") == std::to_string(summary.at("best_step").get<int64_t>()));
 }
 
+TEST_CASE("Without evaluations a run tests its last weights and names their step", "[apps][rec]") {
+  const RecPlace place;
+  const Ended ended = run(place, place.flags("run", {"--max_steps", "3", "--eval_every", "0"}));
+  INFO(ended.output << ended.errors);
+  REQUIRE(ended.code == 0);
+  CHECK(ended.output.find("(step 3; ") != std::string::npos);
+  CHECK_THAT(read_text(place.dir / "run/report.html"), Catch::Contains("Last weights."));
+}
+
 TEST_CASE("All formats and any number of workers train the same weights", "[apps][rec]") {
   const RecPlace place;
   const auto with = [&](const std::string& name, std::vector<std::string> more) {

@@ -69,6 +69,15 @@ TEST_CASE("Without a terminal each training record is a plain line", "[logging][
   CHECK(screen.take().empty());
 }
 
+TEST_CASE("A line names the step of its values, also after later steps", "[logging][progress]") {
+  Screen screen;
+  ConsoleProgress progress(screen.stream(), {.clock = [] { return 100.0; }});
+  progress.begin({.total_steps = 2000, .total_epochs = 5});
+  progress.tick(749);  // the device ends steps later than the host starts them
+  progress.log(record(740));
+  CHECK_THAT(screen.take(), Catch::StartsWith("step 740/2000 | "));
+}
+
 TEST_CASE("A run of unknown length shows no total and no remaining time", "[logging][progress]") {
   Screen screen;
   ConsoleProgress progress(screen.stream());

@@ -11,7 +11,7 @@
 namespace trainkit {
 namespace {
 
-constexpr double kMinShare = 0.05, kBusy = 0.8, kBlocked = 0.5, kSaturated = 0.7;
+constexpr double kMinShare = 0.05, kBusy = 0.8, kBlocked = 0.5, kSaturated = 0.7, kLeastGpuSeconds = 5;
 constexpr double kMuchUpdate = 0.4, kMuchReduction = 0.3;
 constexpr double kLowMemory = 0.05, kNearTimeout = 0.5;
 constexpr double kMuchStolen = 0.1, kWantsProcessor = 0.5;
@@ -171,7 +171,9 @@ std::optional<Advice> small_batch_advice(const Measurements& c) {
   if (c.split.reduce >= kMuchReduction) {
     return advice(fmt::format("reducing gradients takes {:.0f}% of the step; ", 100 * c.split.reduce));
   }
-  if (c.seen.gpu_utilisation >= 0 && c.seen.gpu_utilisation < kSaturated) {
+  // The driver's value is a mean over up to a second, and a run begins with captures and other work of the host.
+  const bool is_known = c.seen.gpu_utilisation >= 0 && c.seen.seconds >= kLeastGpuSeconds;
+  if (is_known && c.seen.gpu_utilisation < kSaturated) {
     return advice(
         fmt::format("the GPU works {:.0f}% of the time and does not wait for data, the batch is too small "
                     "for it; ",

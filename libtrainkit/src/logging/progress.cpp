@@ -90,7 +90,7 @@ class ConsoleProgress::Impl {
     advance(record.step);
     fields_ = training_fields(record);
     if (bar_) return redraw(false);
-    std::string line = "step " + position();
+    std::string line = "step " + position_of(record.step);  // later steps may have started already
     for (const std::string& field : fields_) line += " | " + field;
     const Remaining left = remaining();
     if (left.seconds) line += " | left " + format_duration(*left.seconds) + (left.by_time ? " of max_time" : "");
@@ -160,9 +160,9 @@ class ConsoleProgress::Impl {
     return by_time ? Remaining{std::max(time, 0.0), true} : Remaining{steps, false};
   }
 
-  std::string position() const {
+  std::string position_of(int64_t step) const {
     const bool by_steps = plan_.total_steps > 0 && !remaining().by_time;
-    return by_steps ? fmt::format("{}/{}", step_, plan_.total_steps) : std::to_string(step_);
+    return by_steps ? fmt::format("{}/{}", step, plan_.total_steps) : std::to_string(step);
   }
 
   /// Moves the cursor from the bar to the first row of the table.
@@ -217,7 +217,7 @@ class ConsoleProgress::Impl {
   std::string bar_line(double time) const {
     const size_t room = static_cast<size_t>(std::max(columns() - 1, 1));
     const Remaining left = remaining();
-    std::string text = fmt::format("{} [{}", position(), format_duration(time - started_));
+    std::string text = fmt::format("{} [{}", position_of(step_), format_duration(time - started_));
     if (left.seconds) text += fmt::format("<{}", format_duration(*left.seconds));
     text += left.by_time ? " of max_time]" : "]";
     if (text.size() > room) return text.substr(0, room);
