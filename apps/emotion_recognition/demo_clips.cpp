@@ -1,4 +1,5 @@
 // Writes clips in MELD's layout for demonstrations and tests: drawn faces that speak in vowels.
+#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
@@ -118,9 +119,23 @@ absl::Status write_clip(const std::string& path, size_t label, uint64_t key) {
                      {.frame_rate = kFrameRate, .sample_rate = kRate, .preset = "veryfast"});
 }
 
+/// LibTorch computes in the calling thread in the scope. The images are small: where other processes use the
+/// processors, its threads wait for each other for most of the time.
+class OneThread {
+ public:
+  OneThread() : threads_(at::get_num_threads()) { at::set_num_threads(1); }
+  ~OneThread() { at::set_num_threads(threads_); }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  int threads_;
+};
+
 }  // namespace
 
 absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) {
+  const OneThread one_thread;
   const struct {
     const char* split;
     const char* clips;

@@ -96,6 +96,7 @@ TEST_CASE("Every shared flag of the design exists", "[config][run_options]") {
                            "parallel",
                            "mixed_precision",
                            "precision",
+                           "float32_matmul_precision",
                            "cuda_graph",
                            "dist_timeout",
                            "dist_bind",

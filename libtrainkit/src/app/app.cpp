@@ -266,6 +266,7 @@ absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& 
   TRAINKIT_ASSIGN_OR_RETURN(Placement placement, place_run(parser, first, machine, program));
   if (placement.is_first()) TRAINKIT_RETURN_IF_ERROR(prepare_folders(app, parser, run));
   at::globalContext().setBenchmarkCuDNN(run.cudnn_benchmark);
+  at::globalContext().setFloat32MatmulPrecision(run.float32_matmul_precision);
   share_processors(run, placement.plan, machine, app.read_cost());
   std::optional<MemoryPlan> memory;
   bool were_finished = true;

@@ -109,6 +109,8 @@ struct RunOptions {
   bool mixed_precision = false;
   /// fp32, bf16 or fp16; empty follows mixed_precision.
   std::string precision = {};
+  /// highest, high or medium: torch.set_float32_matmul_precision.
+  std::string float32_matmul_precision = "highest";
   /// auto, on or off: capture of a step as one CUDA graph. A program whose loss function and model read no changing
   /// host values sets the default to auto, as the bundled trainers do.
   std::string cuda_graph = "off";
