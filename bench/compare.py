@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares the benchmarks of the working tree with those of another commit.
 
-    ./dev bench --compare REF [--filter REGEX] [--quick] [--repetitions N]
+    ./dev bench --compare REF [--gpu] [--filter REGEX] [--quick] [--repetitions N]
 
 Builds the matching suites of both in the same way, then runs them in turns, N times (default 5), on one machine: in each
 repetition first one, then the other goes first. A benchmark is slower, or faster, if its slowest and fastest repetition do
@@ -55,10 +55,13 @@ def main():
     parser.add_argument("--now", type=pathlib.Path, required=True, help="build folder of the working tree")
     parser.add_argument("--before", type=pathlib.Path, required=True, help="build folder of the other commit")
     parser.add_argument("--filter", default="", help="compare only benchmarks whose name matches")
+    parser.add_argument("--gpu", action="store_true", help="compare bench_gpu instead of the others")
     parser.add_argument("--quick", action="store_true", help="short repetitions")
     parser.add_argument("--repetitions", type=int, default=5)
     options = parser.parse_args()
-    names = run.targets(options.filter) if options.filter else sorted(p.name for p in (options.now / "bin").glob("bench_*"))
+    names = run.targets(options.filter, gpu=options.gpu)
+    if not options.filter:
+        names = sorted(p.name for p in (options.now / "bin").glob("bench_*") if run.needs_gpu(p.name) == options.gpu)
     results = {"now": {}, "before": {}}
     for repetition in range(options.repetitions):
         print(f"repetition {repetition + 1} of {options.repetitions}", flush=True)

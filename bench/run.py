@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
 """Measures the library against its peers, and reports ratios.
 
-    bench/run.py [--filter REGEX] [--quick] [--repetitions N] [--build DIR] [--publish] [--targets]
+    bench/run.py [--gpu] [--filter REGEX] [--quick] [--repetitions N] [--build DIR] [--publish] [--targets]
 
 Runs every suite build/bin/bench_* and every peer bench/peers/*.py, in turn, N times. Each repetition measures ours, the
 peer and the floor within a few minutes: a ratio is formed within a repetition, and its median and range over the
 repetitions are reported. bench/ratios.json lists the ratios and their targets. A full run writes docs/benchmarks.md and
-docs/benchmarks.svg; with --filter or --quick they go to build/bench/. bench/published.json has the values published
+docs/benchmarks.svg; with --filter, --quick or --gpu they go to build/bench/. bench/published.json has the values published
 before: a row is slower if all its values are worse than all values published for the same processor name. A full run
 publishes its rows; --publish those of a partial run.
+
+With --gpu, only bench_gpu and its peers run, and they alone see the GPUs. --filter then selects the cases of bench_gpu; a
+peer runs completely.
 
 A peer prints one JSON object per line: {"name": ..., "value": ..., "unit": "us" or "rows/s" or ...}.
 """
@@ -46,20 +49,35 @@ class Measurement:
         return 1 / self.times[repetition] if self.times.get(repetition) else None
 
 
+def needs_gpu(name):
+    """Whether a suite, a peer or a row's benchmark runs on a GPU."""
+    return name.startswith(("bench_gpu", "gpu_"))
+
+
+def environment(name, options):
+    """Only programs that need a GPU see one."""
+    return {**os.environ, "TRAINKIT_BENCH_QUICK": "1" if options.quick else "",
+            **({} if needs_gpu(name) else {"CUDA_VISIBLE_DEVICES": ""})}
+
+
 def add(results, name, repetition):
     measurement = results.setdefault(name, Measurement())
     measurement.repetitions.add(repetition)
     return measurement
 
 
-def targets(pattern, root=ROOT):
+def targets(pattern, root=ROOT, gpu=False):
     """Returns the targets to build: the suites with a matching benchmark name in their sources or in ratios.json, and the
     targets that matching peers list after "# builds:". All suites if nothing matches: a name may have arguments that no
-    file contains."""
+    file contains. With `gpu` bench_gpu alone, else never."""
+    if gpu:
+        return ["bench_gpu"]
     found, everything = [], []
     rows = json.loads((root / "bench/ratios.json").read_text())
     for folder in sorted(path.parent for path in (root / "bench").glob("*/CMakeLists.txt")):
         suite = f"bench_{folder.name}"
+        if needs_gpu(suite):
+            continue
         everything.append(suite)
         names = [name.partition(":")[2] for row in rows for name in (row["ours"], row.get("minus", ""), row.get("peer", ""))
                  if name.startswith(suite + ":")]
@@ -82,8 +100,8 @@ def run_suite(program, options, repetition, results, log):
         command.append(f"--benchmark_filter={options.filter}")
     if options.quick:
         command.append("--benchmark_min_time=0.05")
-    environment = {**os.environ, "TRAINKIT_BENCH_QUICK": "1" if options.quick else ""}
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                          env=environment(program.name, options))
     if done.returncode or not output.exists() or not output.stat().st_size:
         if "Failed to match" not in done.stderr and done.returncode:
             print(f"   {program.name} failed: {done.stderr.strip()[-300:]}", file=sys.stderr)
@@ -107,8 +125,10 @@ def run_suite(program, options, repetition, results, log):
 
 
 def run_peer(script, options, repetition, results):
-    environment = {**os.environ, "TRAINKIT_BENCH_QUICK": "1" if options.quick else "", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment(script.stem, options))
+    if needs_gpu(script.stem):  # it skips variants that fail
+        notes = [line for line in done.stderr.splitlines() if re.match(r"\w+: |no GPU", line)]
+        print("".join(f"   {note}\n" for note in notes), end="", file=sys.stderr)
     if done.returncode:
         print(f"   {script.name} failed: {done.stderr.strip()[-300:]}", file=sys.stderr)
     for line in done.stdout.splitlines():
@@ -205,9 +225,14 @@ def command_output(command):
         return ""
 
 
-def machine():
-    """Facts of this machine. The processor's name includes its vector instructions, since a virtual machine may hide the
-    model."""
+def gpu_name():
+    program = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else 'no GPU')"
+    return command_output([sys.executable, "-c", program])
+
+
+def machine(gpu=False):
+    """Facts of this machine, and with `gpu` of its GPU. The processor's name includes its vector instructions, since a
+    virtual machine may hide the model."""
     cpuinfo = pathlib.Path("/proc/cpuinfo").read_text()
     cpu = re.search(r"model name\s*: (.*)", cpuinfo)
     flags = (re.search(r"^flags\s*: (.*)", cpuinfo, re.M) or [""])[0].split()
@@ -217,7 +242,8 @@ def machine():
     system = re.search(r'PRETTY_NAME="(.*)"', pathlib.Path("/etc/os-release").read_text())
     versions = command_output([sys.executable, "-c", "import importlib.metadata as m\nfor n in ('torch', 'numpy'): print(n, m.version(n))"])
     return {
-        "processor": f"{cpu.group(1) if cpu else platform.machine()}{vectors}, {os.cpu_count()} cores, {memory / 2**20:.0f} GiB",
+        "processor": f"{cpu.group(1) if cpu else platform.machine()}{vectors}, {os.cpu_count()} cores, {memory / 2**20:.0f} GiB"
+                     + (f", {gpu_name()}" if gpu else ""),
         "system": f"{system.group(1) if system else platform.system()}, Linux {platform.release().split('-')[0]}",
         "versions": ", ".join([command_output(["c++", "--version"]).split("\n")[0], *versions.split("\n")]),
         "commit": command_output(["git", "rev-parse", "--short", "HEAD"]),
@@ -230,7 +256,8 @@ def table(header, rows):
 
 def report(ratios, results, loads, options, facts, published):
     now = datetime.datetime.now(datetime.timezone.utc)
-    command = "./dev bench" + (f" --filter '{options.filter}'" if options.filter else "") + (" --quick" if options.quick else "")
+    command = " ".join(["./dev bench", *["--gpu"] * options.gpu, *[f"--filter '{options.filter}'"] * bool(options.filter),
+                        *["--quick"] * options.quick])
     rows = []
     for row, values in ratios:
         median = statistics.median(values)
@@ -343,6 +370,7 @@ def published_text(machines):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--filter", default="", help="run only benchmarks and peers whose name matches")
+    parser.add_argument("--gpu", action="store_true", help="run bench_gpu and its peers, on the GPU, instead of the others")
     parser.add_argument("--quick", action="store_true", help="run one short repetition as a smoke test")
     parser.add_argument("--repetitions", type=int)
     parser.add_argument("--publish", action="store_true", help="save the results in bench/published.json (default for a full run)")
@@ -352,11 +380,11 @@ def main():
     options.repetitions = options.repetitions or (1 if options.quick else 5)
 
     if options.targets:
-        print(*targets(options.filter))
+        print(*targets(options.filter, gpu=options.gpu))
         return
-    suites = sorted((options.build / "bin").glob("bench_*"))
-    peers = sorted(script for script in (ROOT / "bench/peers").glob("*.py") if not script.name.startswith("_"))
-    if options.filter:
+    suites = sorted(suite for suite in (options.build / "bin").glob("bench_*") if needs_gpu(suite.name) == options.gpu)
+    peers = sorted(script for script in (ROOT / "bench/peers").glob("[!_]*.py") if needs_gpu(script.stem) == options.gpu)
+    if options.filter and not options.gpu:
         suites = [suite for suite in suites if suite.name in targets(options.filter)]
         peers = [script for script in peers if re.search(options.filter, script.stem)]
     if not suites and not peers:
@@ -372,7 +400,7 @@ def main():
         for script in peers:
             run_peer(script, options, repetition, results)
 
-    facts = machine()
+    facts = machine(options.gpu)
     published = {} if options.quick else read_published(facts)  # short runs are a smoke test; ignore their timings
     ratios = []
     for row in json.loads((ROOT / "bench/ratios.json").read_text()):
@@ -384,9 +412,9 @@ def main():
             changed = change(row, values, published.get(row["name"]))
             print(f"  {row['name']:58} {figure(median):>8}  [{figure(min(values))} .. {figure(max(values))}]  {target_text(row)} {verdict}"
                   f"{f'  {changed} than published' if changed else ''}")
-        elif not options.filter:
+        elif not options.filter and needs_gpu(row["ours"]) == options.gpu:
             print(f"  {row['name']:58} not measured: {row['ours']} and {row.get('peer') or row.get('minus') or '-'} did not both run")
-    partial = options.filter or options.quick
+    partial = options.filter or options.quick or options.gpu
     folder = log if partial else ROOT / "docs"
     (folder / "benchmarks.md").write_text(report(ratios, results, loads, options, facts, published))
     day = datetime.datetime.now(datetime.timezone.utc)

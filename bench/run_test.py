@@ -2,6 +2,7 @@
 """run.py reports the values that suites and peers print: checked with programs that print known values."""
 
 import json
+import os
 import pathlib
 import stat
 import subprocess
@@ -43,6 +44,9 @@ class RunTest(unittest.TestCase):
                 (root / "bench" / suite / "CMakeLists.txt").touch()
                 (root / "bench" / suite / "a_bench.cpp").write_text(source)
             (root / "bench/ratios.json").write_text(json.dumps([{"ours": "bench_nn:BM_Step/workers:2", "at_most": 1}]))
+            (root / "bench/gpu").mkdir()
+            (root / "bench/gpu/CMakeLists.txt").touch()
+            self.assertEqual(run.targets("", root, gpu=True), ["bench_gpu"])
             self.assertEqual(run.targets("Step", root), ["bench_nn"])
             self.assertEqual(run.targets("workers:2", root), ["bench_nn"])
             self.assertEqual(run.targets("Read/large", root), ["bench_io"])
@@ -52,6 +56,34 @@ class RunTest(unittest.TestCase):
             (root / "bench/peers/programs.py").write_text('"""A peer."""\n# builds: program device\n')
             self.assertEqual(run.targets("programs", root), ["program", "device"])
             self.assertEqual(run.targets("Step", root), ["bench_nn"])
+
+    def test_only_a_run_with_gpu_shows_devices_to_its_programs(self):
+        with tempfile.TemporaryDirectory() as name:
+            root = pathlib.Path(name)
+            (root / "build/bin").mkdir(parents=True)
+            (root / "bench/peers").mkdir(parents=True)
+            (root / "bench/run.py").write_text(pathlib.Path(run.__file__).read_text())
+            (root / "docs").mkdir()
+            (root / "bench/ratios.json").write_text(json.dumps([
+                {"name": "on a GPU", "ours": "bench_gpu:BM_Step", "peer": "gpu_training:step"},
+                {"name": "on the CPU", "ours": "bench_nn:BM_Step", "peer": "python:step"}]))
+            for suite in ("bench_gpu", "bench_nn"):
+                program = root / "build/bin" / suite
+                program.write_text(SUITE.format(folder=root) + f'echo "{suite} sees ${{CUDA_VISIBLE_DEVICES}}" >> {root}/seen\n')
+                program.chmod(program.stat().st_mode | stat.S_IXUSR)
+            for peer in ("gpu_training", "python"):
+                (root / f"bench/peers/{peer}.py").write_text(
+                    'import os, sys\nprint(\'{"name": "step", "value": 12, "unit": "us"}\')\n'
+                    'print("step_compiled: failed", file=sys.stderr)\n'
+                    f'open("{root}/seen", "a").write(f"{peer} sees {{os.environ[\'CUDA_VISIBLE_DEVICES\']}}\\n")\n')
+            for flags, seen in ((["--gpu"], "bench_gpu sees 0\ngpu_training sees 0\n"), ([], "bench_nn sees \npython sees \n")):
+                (root / "seen").unlink(missing_ok=True)
+                done = subprocess.run([sys.executable, root / "bench/run.py", "--build", root / "build", "--repetitions", "1", *flags],
+                                      capture_output=True, text=True, check=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": "0"})
+                self.assertEqual((root / "seen").read_text(), seen)
+                self.assertIn("on a GPU" if flags else "on the CPU", done.stdout)
+                self.assertNotIn("not measured", done.stdout)
+                self.assertEqual("step_compiled: failed" in done.stderr, bool(flags))
 
     def test_a_ratio_is_formed_within_each_repetition(self):
         results = {"s:ours": self.measured(times=[1e-6, 2e-6]), "p:peer": self.measured(times=[3e-6, 4e-6])}

@@ -7,20 +7,21 @@
 #include "../rounds.h"
 #include "core/waiting_threads.h"
 #include "hsi_classification/perf.h"
+#include "networks.h"
 
 namespace trainkit {
 
 using namespace trainkit::hsi;
 namespace {
 
-void train(benchmark::State& state, const HsiModelOptions& model, int64_t rows, int64_t batch_size, FeedKind feed,
-           Precision precision = Precision::kFp32) {
+void train(benchmark::State& state, const char* network, FeedKind feed, Precision precision = Precision::kFp32) {
   at::set_num_threads(2);
   detail::let_waiting_threads_sleep();  // as every trainer does
+  const bench::HsiTask task = bench::hsi_task(network);
   PerfSettings settings;
-  settings.model = model;
-  settings.epoch_rows = rows;
-  settings.batch_size = batch_size;
+  settings.model = task.model;
+  settings.epoch_rows = task.rows;
+  settings.batch_size = task.batch_size;
   settings.augment = false;
   settings.feed = feed;
   settings.precision = precision;
@@ -35,27 +36,21 @@ void train(benchmark::State& state, const HsiModelOptions& model, int64_t rows, 
   state.counters["patches"] = rate;
 }
 
-HsiModelOptions network(const char* model, int64_t patch_size, int64_t bands) {
-  return {.model = model, .bands = bands, .patch_size = patch_size, .num_classes = 16};
-}
-
 void BM_HsiCnn2d(benchmark::State& state) {
-  train(state, network("cnn2d", 11, 200), 3072, 256, state.range(0) != 0 ? FeedKind::kLoader : FeedKind::kDevice);
+  train(state, "cnn2d", state.range(0) != 0 ? FeedKind::kLoader : FeedKind::kDevice);
 }
 BENCHMARK(BM_HsiCnn2d)->ArgName("loader")->Arg(0)->Arg(1)->UseManualTime()->Iterations(1);
 
-void BM_HsiCnn2dBf16(benchmark::State& state) {
-  train(state, network("cnn2d", 11, 200), 3072, 256, FeedKind::kDevice, Precision::kBf16);
-}
+void BM_HsiCnn2dBf16(benchmark::State& state) { train(state, "cnn2d", FeedKind::kDevice, Precision::kBf16); }
 BENCHMARK(BM_HsiCnn2dBf16)->UseManualTime()->Iterations(1);
 
-void BM_HsiCnn3d(benchmark::State& state) { train(state, network("cnn3d", 11, 200), 512, 64, FeedKind::kDevice); }
+void BM_HsiCnn3d(benchmark::State& state) { train(state, "cnn3d", FeedKind::kDevice); }
 BENCHMARK(BM_HsiCnn3d)->UseManualTime()->Iterations(1);
 
-void BM_HsiHybridSn(benchmark::State& state) { train(state, network("hybridsn", 25, 30), 512, 64, FeedKind::kDevice); }
+void BM_HsiHybridSn(benchmark::State& state) { train(state, "hybridsn", FeedKind::kDevice); }
 BENCHMARK(BM_HsiHybridSn)->UseManualTime()->Iterations(1);
 
-void BM_HsiSsrn(benchmark::State& state) { train(state, network("ssrn", 7, 200), 512, 64, FeedKind::kDevice); }
+void BM_HsiSsrn(benchmark::State& state) { train(state, "ssrn", FeedKind::kDevice); }
 BENCHMARK(BM_HsiSsrn)->UseManualTime()->Iterations(1);
 
 }  // namespace

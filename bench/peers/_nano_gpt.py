@@ -1,4 +1,4 @@
-"""nanoGPT's CPU model (train_shakespeare_char), as users of PyTorch write it."""
+"""nanoGPT's model as users of PyTorch write it. Default: its CPU model (train_shakespeare_char)."""
 
 import torch.nn as nn
 import torch.nn.functional as F
@@ -22,12 +22,13 @@ class Layer(nn.Module):
 
 class NanoGPT(nn.Module):
     """Maps (B, T) tokens and targets to the loss."""
-    rows, block, vocabulary = 12, 64, 65
 
-    def __init__(self):
+    def __init__(self, rows=12, block=64, vocabulary=65, layers=4, heads=4, width=128):
         super().__init__()
-        self.wte, self.wpe = nn.Embedding(self.vocabulary, 128), nn.Embedding(self.block, 128)
-        self.layers, self.ln_f = nn.ModuleList(Layer(128, 4) for _ in range(4)), nn.LayerNorm(128, bias=False)
+        self.rows, self.block, self.vocabulary = rows, block, vocabulary
+        self.wte, self.wpe = nn.Embedding(vocabulary, width), nn.Embedding(block, width)
+        self.layers = nn.ModuleList(Layer(width, heads) for _ in range(layers))
+        self.ln_f = nn.LayerNorm(width, bias=False)
 
     def forward(self, x, y):
         h = self.wte(x) + self.wpe.weight

@@ -6,25 +6,16 @@
 #include <torch/torch.h>
 
 #include "../rounds.h"
+#include "../training_run.h"
 #include "core/waiting_threads.h"
 #include "trainkit/nn/functional.h"
-#include "trainkit/nn/transformer.h"
-#include "trainkit/optim/adam.h"
-#include "trainkit/train/train_step.h"
 
 namespace trainkit {
 namespace {
 
-struct Task {
-  int64_t rows;
-  TransformerConfig model;
-};
+using bench::LanguageModelTask;
 
-Task baby() {
-  return {.rows = 12, .model = {.vocab_size = 65, .block_size = 64, .n_layers = 4, .n_heads = 4, .hidden_dim = 128}};
-}
-
-Task lm() {
+LanguageModelTask lm() {
   return {.rows = 16,
           .model = {.vocab_size = 2048,
                     .block_size = 128,
@@ -35,33 +26,21 @@ Task lm() {
                     .tied_head = false}};
 }
 
-void BM_LanguageModel(benchmark::State& state, const Task& task, Precision precision) {
+void BM_LanguageModel(benchmark::State& state, const LanguageModelTask& task, Precision precision) {
   at::set_num_threads(2);
   use_fast_kernels();  // as every trainer does
   detail::let_waiting_threads_sleep();
-  torch::manual_seed(0);
-  auto devices = DeviceReplicator::create([&] { return Transformer(task.model); }, {.device = at::kCPU}).value();
-  AdamW optimizer({.lr = 1e-3, .betas = {0.9, 0.99}, .weight_decay = 0.1});
-  TrainStep step(*devices, optimizer, {.precision = precision, .grad_clip = 1});
-  const int64_t block = task.model.block_size;
-  const auto fields = std::make_shared<const std::vector<FieldSpec>>(
-      std::vector<FieldSpec>{{"x", at::kLong, {block}}, {"y", at::kLong, {block}}});
-  const auto ids = [&] { return torch::randint(task.model.vocab_size, {task.rows, block}, at::kLong); };
-  std::vector<Batch> batches;
-  for (int k = 0; k < 8; ++k) batches.emplace_back(fields, std::vector<at::Tensor>{ids(), ids()});
-  const LossFunction loss =
-      make_loss_function([](Transformer& model, const Batch& batch) { return model->loss(batch["x"], batch["y"]); });
-  size_t next = 0;
-  for (int k = 0; k < 3; ++k) step(batches[next++ % batches.size()], loss);
-  for (auto _ : state) step(batches[next++ % batches.size()], loss);
+  bench::TrainingRun run = bench::language_model_run(task, {.precision = precision}, at::kCPU);
+  for (int k = 0; k < 3; ++k) run.step();
+  for (auto _ : state) run.step();
   state.counters["tokens"] =
-      benchmark::Counter(static_cast<double>(state.iterations() * task.rows * block), benchmark::Counter::kIsRate);
+      benchmark::Counter(static_cast<double>(state.iterations() * task.tokens()), benchmark::Counter::kIsRate);
 }
 void as_long_as_peer(benchmark::internal::Benchmark* benchmark) {
   benchmark->UseRealTime()->Unit(benchmark::kMillisecond)->MinTime(bench::quick() ? 0.05 : 2.0);
 }
-BENCHMARK_CAPTURE(BM_LanguageModel, baby, baby(), Precision::kFp32)->Apply(as_long_as_peer);
-BENCHMARK_CAPTURE(BM_LanguageModel, baby_bf16, baby(), Precision::kBf16)->Apply(as_long_as_peer);
+BENCHMARK_CAPTURE(BM_LanguageModel, baby, bench::nano_gpt_for_cpu(), Precision::kFp32)->Apply(as_long_as_peer);
+BENCHMARK_CAPTURE(BM_LanguageModel, baby_bf16, bench::nano_gpt_for_cpu(), Precision::kBf16)->Apply(as_long_as_peer);
 BENCHMARK_CAPTURE(BM_LanguageModel, lm, lm(), Precision::kFp32)->Apply(as_long_as_peer);
 BENCHMARK_CAPTURE(BM_LanguageModel, lm_bf16, lm(), Precision::kBf16)->Apply(as_long_as_peer);
 
