@@ -71,12 +71,12 @@ TEST_CASE("linear_cross_entropy for a GPU keeps the logits of 2048 rows, whateve
   const trainkit::detail::GpuOperations gpu(true);
   const auto peak = [](int64_t rows) {
     const at::Tensor hidden = torch::randn({rows, 8}).requires_grad_(),
-                     weight = torch::randn({4000, 8}).requires_grad_();
+                     weight = torch::randn({4001, 8}).requires_grad_();
     MemoryRecorder recorder;
-    linear_cross_entropy(hidden, weight, torch::randint(4000, {rows})).backward();
+    linear_cross_entropy(hidden, weight, torch::randint(4001, {rows})).backward();
     return recorder.peak().total();
   };
-  constexpr int64_t kLogits = 2048 * 4032 * 4;  // rows of a multiple of 64
+  constexpr int64_t kLogits = 2048 * 4032 * 4;  // the next multiple of 64 classes
   const int64_t few = peak(16), many = peak(6000);
   CHECK(few >= kLogits);
   CHECK(many < kLogits + 1024 * 1024);

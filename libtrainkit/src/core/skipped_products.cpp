@@ -4,10 +4,12 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/ConvUtils.h>
+#include <ATen/native/utils/ParamUtils.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/DispatchKey.h>
 #include <torch/library.h>
 
@@ -60,7 +62,7 @@ at::Tensor skip_baddbmm(const at::Tensor&, const at::Tensor& a, const at::Tensor
   return skip_bmm(a, b);
 }
 
-/// (B, heads, T, D) in memory as (B, T, heads, D), as LibTorch's attention returns it.
+/// (B, heads, T, D) in memory as (B, T, heads, D), as LibTorch's attention returns gradients.
 at::Tensor heads_like(const at::Tensor& x) {
   return zeros({x.size(0), x.size(2), x.size(1), x.size(3)}, x).transpose(1, 2);
 }
@@ -70,7 +72,7 @@ std::tuple<at::Tensor, at::Tensor> skip_attention(const at::Tensor& query, const
   const Compute compute(kKey);
   const at::Tensor log_sums =
       at::zeros({query.size(0), query.size(2), query.size(1)}, query.options().dtype(at::kFloat));
-  return {heads_like(query), log_sums.transpose(1, 2)};
+  return {at::zeros_like(query), log_sums.transpose(1, 2)};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> skip_attention_backward(const at::Tensor&, const at::Tensor& query,
@@ -98,7 +100,12 @@ at::Tensor skip_convolution(const at::Tensor& input, const at::Tensor& weight, c
   const auto format = !is_last           ? at::MemoryFormat::Contiguous
                       : input.dim() == 5 ? at::MemoryFormat::ChannelsLast3d
                                          : at::MemoryFormat::ChannelsLast;
-  const auto sizes = at::native::conv_output_size(input.sizes(), weight.sizes(), padding, stride, dilation);
+  const int64_t dimensions = input.dim() - 2;
+  const auto each = [&](Sizes numbers, const char* name) {  // one number stands for all dimensions
+    return at::native::expand_param_if_needed(numbers, name, dimensions);
+  };
+  const auto sizes = at::native::conv_output_size(input.sizes(), weight.sizes(), each(padding, "padding"),
+                                                  each(stride, "stride"), each(dilation, "dilation"));
   return at::empty(sizes, input.options(), format).zero_();
 }
 

@@ -19,9 +19,10 @@ namespace {
 
 // Note [The output layer on a GPU]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// Logits of GPT-2's vocabulary, 50257, begin each row at an address that tensor cores cannot read 16 bytes at a time;
-// cuBLAS then uses kernels that are several times slower, forward and in both gradients. Here a row of logits is as
-// long as the next multiple of kRowValues, and the products write and read the first C values of it.
+// cuBLAS has no fast kernels for products whose sizes are not multiples of 8, such as GPT-2's vocabulary of 50257: on
+// an H200 they take four times as long, for the logits and for both gradients. The weight is therefore copied to a
+// matrix with zeros up to the next multiple of kColumns. The logits of the added classes are zeros, and so are their
+// gradients, which no one reads.
 //
 // kRows rows at a time go through the product, the loss and its gradient, which replaces the logits in their place.
 // The memory is that of kRows rows for any number of rows, which memory plans assume. A piece must be large: each adds
@@ -31,7 +32,7 @@ namespace {
 // where float16 needs no loss scaling. Backward multiplies by 1 / count and by the incoming gradient, which is on the
 // device.
 
-constexpr int64_t kRows = 2048, kRowValues = 64, kLeastClasses = 1024;
+constexpr int64_t kRows = 2048, kLeastClasses = 1024, kAligned = 8, kColumns = 64;
 
 /// Computes out = a b, or out += a b, in float32 from a and b of any dtype.
 void add_product(at::Tensor out, const at::Tensor& a, const at::Tensor& b, bool is_first) {
@@ -62,6 +63,17 @@ void run_row_losses(const at::Tensor& logits, const at::Tensor& target, int64_t 
   });
 }
 
+/// Returns the weight in the products' dtype, with rows of zeros up to a number that cuBLAS multiplies fast.
+at::Tensor aligned_weight(const at::Tensor& weight, at::ScalarType type) {
+  const int64_t classes = weight.size(0);
+  if (classes % kAligned == 0) return weight.to(type);
+  const at::Tensor aligned =
+      at::empty({ceil_div(classes, kColumns) * kColumns, weight.size(1)}, weight.options().dtype(type));
+  aligned.narrow(0, 0, classes).copy_(weight);
+  aligned.narrow(0, classes, aligned.size(0) - classes).zero_();
+  return aligned;
+}
+
 }  // namespace
 
 bool has_gpu_linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& target) {
@@ -80,31 +92,32 @@ GpuHeadResult gpu_linear_cross_entropy(const at::Tensor& hidden, const at::Tenso
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const int64_t rows = hidden.size(0), classes = weight.size(0);
-  const at::Tensor x = hidden.to(type).contiguous(), w = weight.to(type);
+  const at::Tensor x = hidden.to(type).contiguous(), w = aligned_weight(weight, type);
   const auto floats_there = x.options().dtype(at::kFloat);
   GpuHeadResult result;
   result.loss = at::empty({}, is_autocast ? floats_there : hidden.options());
   result.inverse_count = at::empty({}, floats_there);
   if (for_hidden) result.hidden = at::empty(x.sizes(), x.options());
-  if (for_weight) result.weight = at::empty(w.sizes(), floats_there);
-  const int64_t stride = ceil_div(classes, kRowValues) * kRowValues;
-  const at::Tensor room = at::empty({kRows, stride}, x.options()), losses = at::empty({rows}, floats_there);
+  const at::Tensor d_weight = for_weight ? at::empty(w.sizes(), floats_there) : at::Tensor();
+  const at::Tensor room = at::empty({kRows, w.size(0)}, x.options()), losses = at::empty({rows}, floats_there);
   for (int64_t begin = 0; begin < rows; begin += kRows) {
     const int64_t size = std::min(kRows, rows - begin);
     const at::Tensor piece = x.narrow(0, begin, size), wanted = target.narrow(0, begin, size);
-    at::Tensor logits = room.narrow(0, 0, size).narrow(1, 0, classes);
+    at::Tensor logits = room.narrow(0, 0, size);
     at::mm_out(logits, piece, w.t());
     if (SkippedProducts::active()) {
       losses.zero_();
     } else {
-      run_row_losses(logits, wanted, ignore_index, for_hidden || for_weight, losses.narrow(0, begin, size));
+      run_row_losses(logits.narrow(1, 0, classes), wanted, ignore_index, for_hidden || for_weight,
+                     losses.narrow(0, begin, size));
     }
     if (for_hidden) {
       at::Tensor d_piece = result.hidden.narrow(0, begin, size);
       at::mm_out(d_piece, logits, w);
     }
-    if (for_weight) add_product(result.weight, logits.t(), piece, /*is_first=*/begin == 0);
+    if (for_weight) add_product(d_weight, logits.t(), piece, /*is_first=*/begin == 0);
   }
+  if (for_weight) result.weight = d_weight.narrow(0, 0, classes);
   run_on(x.device(),
          MeanLossArguments{.rows = rows,
                            .ignore_index = ignore_index,
