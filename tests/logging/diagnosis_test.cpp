@@ -140,8 +140,9 @@ TEST_CASE("A batch is too small if the GPU idles or the update or all-reduce dom
   CHECK(text(observation, gpu) ==
         "the GPU works 35% of the time and does not wait for data, the batch is too small for it; raise --batch_size "
         "from 16 to 32");
-  observation.seconds = 2;  // too short for the driver's mean
-  CHECK(rows(observation, gpu).empty());
+  Observation brief{.seconds = 4, .gpu_utilisation = 0.35};  // too short for the driver's mean
+  brief.loader.batches = 100;
+  CHECK(rows(brief, gpu).empty());
 
   const LoaderSettings cpu{.batch_size = 16, .num_workers = 2, .cpus = 8};
   observation = seen(0.01);
