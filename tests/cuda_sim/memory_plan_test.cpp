@@ -29,6 +29,11 @@ const std::vector<Model>& models() {
        "trainkit-transformer",
        {"--input", "%/short.txt"},
        {"--hidden_dim", "64", "--n_layers", "2", "--n_heads", "2", "--block_size", "64", "--sample_tokens", "1"}},
+      {"dropout",
+       "trainkit-transformer",
+       {"--input", "%/short.txt"},
+       {"--hidden_dim", "64", "--n_layers", "2", "--n_heads", "4", "--block_size", "256", "--sample_tokens", "1",
+        "--dropout", "0.2"}},
       {"accumulated",
        "trainkit-transformer",
        {"--input", "%/short.txt"},
@@ -160,6 +165,7 @@ TEST_CASE("trainkit-transformer predicts its memory", "[cuda_sim][transformer]")
     check_all("accumulated", combinations("accumulated", {8}));
     return check_all("transformer", combinations("transformer", {5, 12}));
   }
+  check_all("dropout", {{"dropout", 8, "fp32", "graph"}, {"dropout", 8, "bf16", "graph"}});
   check_all("transformer", {{"transformer", 12, "fp32", "graph"},
                             {"transformer", 8, "bf16", "ddp"},
                             {"transformer", 8, "fp16", "ddp_optimizer"},

@@ -1,7 +1,6 @@
 #include "trainkit/nn/gpt2.h"
 
 #include <ATen/ops/arange.h>
-#include <ATen/ops/dropout.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/relu.h>
@@ -17,6 +16,7 @@
 #include <optional>
 
 #include "core/option_problems.h"
+#include "nn/dropout.h"
 #include "nn/fused_block.h"
 #include "nn/fused_gpu_block.h"
 #include "nn/fused_ops.h"
@@ -82,8 +82,6 @@ at::Tensor activate(const std::string& name, const at::Tensor& x) {
   return at::gelu(x, name == "gelu" ? "none" : "tanh");
 }
 
-at::Tensor drop(const at::Tensor& x, double p, bool train) { return p > 0 && train ? at::dropout(x, p, true) : x; }
-
 torch::nn::LayerNorm layer_norm(const GPT2Config& config) {
   return torch::nn::LayerNorm(torch::nn::LayerNormOptions({config.n_embd}).eps(config.layer_norm_epsilon));
 }
@@ -147,7 +145,8 @@ GPT2AttentionImpl::GPT2AttentionImpl(const GPT2Config& config, int64_t layer)
 at::Tensor GPT2AttentionImpl::mix(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                   const GPT2Mask& mask) const {
   const auto bias = mask.allowed.defined() ? std::optional(mask.allowed) : std::nullopt;
-  return at::scaled_dot_product_attention(query, key, value, bias, is_training() ? attn_pdrop_ : 0.0,
+  return at::scaled_dot_product_attention(query, key, value, bias,
+                                          detail::attention_dropout(attn_pdrop_, is_training()),
                                           /*is_causal=*/!bias, scale_);
 }
 
@@ -157,7 +156,7 @@ at::Tensor GPT2AttentionImpl::forward(const at::Tensor& x, const GPT2Mask& mask)
   };
   const auto qkv = c_attn_->forward(x).split(x.size(2), 2);
   const at::Tensor mixed = mix(heads(qkv[0]), heads(qkv[1]), heads(qkv[2]), mask);
-  return drop(c_proj_->forward(mixed.transpose(1, 2).flatten(2)), resid_pdrop_, is_training());
+  return detail::dropout(c_proj_->forward(mixed.transpose(1, 2).flatten(2)), resid_pdrop_, is_training());
 }
 
 GPT2BlockImpl::GPT2BlockImpl(const GPT2Config& config, int64_t layer)
@@ -206,7 +205,7 @@ at::Tensor GPT2BlockImpl::gpu_forward(const at::Tensor& x, const GPT2Mask& mask)
     const at::Tensor inner =
         is_plain ? detail::bias_gelu(at::linear(normed, c_fc_->weight.t()), c_fc_->bias, activation_ != "gelu")
                  : activate(activation_, c_fc_->forward(normed));
-    return drop(c_proj_->forward(inner), resid_pdrop_, is_training());
+    return detail::dropout(c_proj_->forward(inner), resid_pdrop_, is_training());
   };
   return detail::residual_block(x, {ln_1_->weight, ln_1_->bias, eps_}, attention, {ln_2_->weight, ln_2_->bias, eps_},
                                 mlp);
@@ -216,7 +215,7 @@ at::Tensor GPT2BlockImpl::forward(const at::Tensor& x, const GPT2Mask& mask) {
   if (const auto out = fused_forward(x, mask)) return *out;
   const at::Tensor attended = x + attn_->forward(ln_1_->forward(x), mask);
   const at::Tensor inner = activate(activation_, c_fc_->forward(ln_2_->forward(attended)));
-  return attended + drop(c_proj_->forward(inner), resid_pdrop_, is_training());
+  return attended + detail::dropout(c_proj_->forward(inner), resid_pdrop_, is_training());
 }
 
 GPT2ModelImpl::GPT2ModelImpl(GPT2Config config) : config_(checked(std::move(config))) {
@@ -277,7 +276,7 @@ at::Tensor GPT2ModelImpl::forward(const at::Tensor& input_ids, const at::Tensor&
                     "attention_mask must have the shape of input_ids, ", input_ids.sizes(), ", got ",
                     attention_mask.sizes());
   const at::Tensor places = position_ids.defined() ? wpe_->forward(position_ids) : wpe_->weight.narrow(0, 0, time);
-  const at::Tensor x = drop(wte_->forward(input_ids) + places, config_.embd_pdrop, is_training());
+  const at::Tensor x = detail::dropout(wte_->forward(input_ids) + places, config_.embd_pdrop, is_training());
   const GPT2Mask mask = attention_mask.defined() ? causal_and(attention_mask) : GPT2Mask();
   return ln_f_->forward(run_blocks(x, mask));
 }

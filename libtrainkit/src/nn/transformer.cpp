@@ -1,7 +1,6 @@
 #include "trainkit/nn/transformer.h"
 
 #include <ATen/ops/arange.h>
-#include <ATen/ops/dropout.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/layer_norm.h>
@@ -21,6 +20,7 @@
 #include <string>
 
 #include "core/option_problems.h"
+#include "nn/dropout.h"
 #include "nn/fused_block.h"
 #include "nn/fused_gpu_block.h"
 #include "nn/fused_ops.h"
@@ -177,13 +177,13 @@ at::Tensor CausalSelfAttentionImpl::heads(const at::Tensor& x) const {
 
 at::Tensor CausalSelfAttentionImpl::project(const at::Tensor& mixed) {
   const at::Tensor out = c_proj_->forward(mixed.transpose(1, 2).flatten(2));
-  return dropout_ > 0 ? at::dropout(out, dropout_, is_training()) : out;
+  return detail::dropout(out, dropout_, is_training());
 }
 
 at::Tensor CausalSelfAttentionImpl::mix(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                         const PackedDocuments* documents) const {
   const auto mask = documents ? std::optional(documents->allowed()) : std::nullopt;
-  return at::scaled_dot_product_attention(query, key, value, mask, is_training() ? dropout_ : 0.0,
+  return at::scaled_dot_product_attention(query, key, value, mask, detail::attention_dropout(dropout_, is_training()),
                                           /*is_causal=*/!documents);
 }
 
@@ -256,7 +256,7 @@ at::Tensor TransformerBlockImpl::gpu_forward(const at::Tensor& x, const PackedDo
   const auto attention = [&](const at::Tensor& normed) { return attn_->forward(normed, documents); };
   const auto mlp = [&](const at::Tensor& normed) {
     const at::Tensor inner = detail::bias_gelu(at::linear(normed, c_fc_->weight), c_fc_->bias, /*by_tanh=*/false);
-    return at::dropout(c_proj_->forward(inner), dropout_, is_training());
+    return detail::dropout(c_proj_->forward(inner), dropout_, is_training());
   };
   return detail::residual_block(x, {ln_1_->weight, ln_1_->bias, kLayerNormEps}, attention,
                                 {ln_2_->weight, ln_2_->bias, kLayerNormEps}, mlp);
@@ -273,7 +273,7 @@ at::Tensor TransformerBlockImpl::forward(const at::Tensor& x, KeyValueCache& cac
 
 at::Tensor TransformerBlockImpl::feed_forward(const at::Tensor& attended) {
   const at::Tensor out = c_proj_->forward(at::gelu(c_fc_->forward(ln_2_->forward(attended))));
-  return attended + (dropout_ > 0 ? at::dropout(out, dropout_, is_training()) : out);
+  return attended + detail::dropout(out, dropout_, is_training());
 }
 
 TransformerImpl::TransformerImpl(TransformerConfig config) : config_(resolved(config)) {
@@ -344,7 +344,7 @@ at::Tensor TransformerImpl::position_rows(const at::Tensor& ids, int64_t first) 
 /// Adds the embeddings of tokens and positions, (B, T, C) or (T, C).
 at::Tensor TransformerImpl::embed(const at::Tensor& ids, const at::Tensor& positions) {
   const at::Tensor x = wte_->forward(ids) + positions;
-  return config_.dropout > 0 ? at::dropout(x, config_.dropout, is_training()) : x;
+  return detail::dropout(x, config_.dropout, is_training());
 }
 
 at::Tensor TransformerImpl::logits(const at::Tensor& x) {
