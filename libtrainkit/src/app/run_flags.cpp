@@ -143,10 +143,8 @@ void add_device_flags(ConfigParser& parser, RunOptions& o) {
   OptionSpec precision = spec("Data type of the computation; unset: as --mixed_precision.");
   precision.choices = {"fp32", "bf16", "fp16"};
   parser.add("precision", &o.precision, precision);
-  OptionSpec matmul = spec(
-      "How float32 matrices are multiplied; high: in TF32 on GPUs, faster and with 10 bits of precision; medium: also "
-      "in "
-      "bfloat16 where that is faster.");
+  OptionSpec matmul =
+      spec("Products in float32; high: as TF32 on GPUs, faster and less exact; medium: also as bfloat16.");
   matmul.choices = {"highest", "high", "medium"};
   parser.add("float32_matmul_precision", &o.float32_matmul_precision, matmul);
   OptionSpec cuda_graph = spec("Capture a step as one CUDA graph; auto: where possible, on: or fail, off: never.");

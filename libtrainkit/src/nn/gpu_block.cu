@@ -1,5 +1,5 @@
-// Residual, layer norm, bias and GELU on a GPU. Layer norm: a block of threads processes one row at a time. GELU: a
-// block processes a strip of columns, so that one thread sums each column over the rows. See Note [Sums in parts].
+// Residual, layer norm, bias and GELU on a GPU. Layer norm: a block or a warp processes one row at a time. GELU: a block
+// processes a strip of columns, so that one thread sums each column over the rows. See Note [Sums in parts].
 #include "nn/gpu_rows.cuh"
 
 namespace trainkit::detail::on_gpu {
@@ -158,9 +158,9 @@ __global__ void __launch_bounds__(kMostThreads) norm_gradient_kernel(NormGradien
 
 constexpr int kRowWarps = 8, kMostChunks = 6;
 
-/// As norm_gradient_kernel for rows of at most kMostChunks x 32 x `count` values: a warp keeps a row in registers, so
-/// it reads everything once and waits for no other warp. A thread's columns are the same in all rows; it sums them in
-/// registers too, and the block adds those of its warps in order.
+/// As norm_gradient_kernel for rows of at most kMostChunks x 32 x `count` values: a warp keeps a row in registers,
+/// reads it once and waits for no other warp. A thread has the same columns in all rows and sums them in registers; the
+/// block adds the sums of its warps in order.
 template <typename S, typename P, int count, int chunks, bool has_bias>
 __global__ void __launch_bounds__(kRowWarps* kWarp) norm_gradient_by_warps_kernel(NormGradientArguments a) {
   extern __shared__ __align__(32) float shared[];
@@ -170,12 +170,12 @@ __global__ void __launch_bounds__(kRowWarps* kWarp) norm_gradient_by_warps_kerne
   const auto* weight = static_cast<const S*>(a.weight);
   auto* d_sum = static_cast<S*>(a.d_sum);
   auto* d_added = static_cast<P*>(a.d_added);
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const auto column = [&](int chunk) { return int64_t{chunk * kWarp + lane} * count; };
+  const int warp = threadIdx.x / kWarp;
+  const auto column = [&](int chunk) { return int64_t{chunk * kWarp + threadIdx.x % kWarp} * count; };
   float d_weight[chunks][count] = {}, d_bias[has_bias ? chunks : 1][count] = {};
   for (int64_t row = int64_t{blockIdx.x} * kRowWarps + warp; row < a.rows; row += int64_t{gridDim.x} * kRowWarps) {
-    const int64_t at = row * a.width;
     const float mean = a.mean[row], inverse_std = a.inverse_std[row];
+    const int64_t at = row * a.width;
     float gradient[chunks][count] = {}, n[chunks][count] = {};
 #pragma unroll
     for (int i = 0; i < chunks; ++i) {
@@ -224,12 +224,11 @@ __global__ void __launch_bounds__(kRowWarps* kWarp) norm_gradient_by_warps_kerne
     }
     __syncthreads();
   }
-  const int64_t sums = (has_bias ? 2 : 1) * a.width;
-  for (int64_t c = threadIdx.x; c < sums; c += blockDim.x) a.parts[blockIdx.x * sums + c] = shared[c];
+  float* part = a.parts + blockIdx.x * (has_bias ? 2 : 1) * a.width;
+  for (int64_t c = threadIdx.x; c < (has_bias ? 2 : 1) * a.width; c += blockDim.x) part[c] = shared[c];
 }
 
-/// Launches norm_gradient_by_warps_kernel with the smallest number of chunks that holds a row. Returns false if none
-/// does.
+/// Launches norm_gradient_by_warps_kernel with the fewest chunks that hold a row. Returns false if there are too many.
 template <typename S, typename P, int count, bool has_bias, int chunks = 1>
 bool launch_by_warps(const NormGradientArguments& a, unsigned blocks, cudaStream_t stream) {
   if constexpr (count == 1 || chunks > kMostChunks) {
@@ -238,9 +237,8 @@ bool launch_by_warps(const NormGradientArguments& a, unsigned blocks, cudaStream
     if (a.width > int64_t{chunks} * kWarp * count) {
       return launch_by_warps<S, P, count, has_bias, chunks + 1>(a, blocks, stream);
     }
-    const int64_t sums = (has_bias ? 2 : 1) * a.width;
     norm_gradient_by_warps_kernel<S, P, count, chunks, has_bias>
-        <<<blocks, kRowWarps * kWarp, sums * sizeof(float), stream>>>(a);
+        <<<blocks, kRowWarps * kWarp, (has_bias ? 2 : 1) * a.width * sizeof(float), stream>>>(a);
     return true;
   }
 }

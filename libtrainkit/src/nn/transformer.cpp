@@ -176,8 +176,7 @@ at::Tensor CausalSelfAttentionImpl::heads(const at::Tensor& x) const {
 }
 
 at::Tensor CausalSelfAttentionImpl::project(const at::Tensor& mixed) {
-  const at::Tensor out = c_proj_->forward(mixed.transpose(1, 2).flatten(2));
-  return detail::dropout(out, dropout_, is_training());
+  return detail::dropout(c_proj_->forward(mixed.transpose(1, 2).flatten(2)), dropout_, is_training());
 }
 
 at::Tensor CausalSelfAttentionImpl::mix(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
@@ -272,8 +271,8 @@ at::Tensor TransformerBlockImpl::forward(const at::Tensor& x, KeyValueCache& cac
 }
 
 at::Tensor TransformerBlockImpl::feed_forward(const at::Tensor& attended) {
-  const at::Tensor out = c_proj_->forward(at::gelu(c_fc_->forward(ln_2_->forward(attended))));
-  return attended + detail::dropout(out, dropout_, is_training());
+  const at::Tensor inner = at::gelu(c_fc_->forward(ln_2_->forward(attended)));
+  return attended + detail::dropout(c_proj_->forward(inner), dropout_, is_training());
 }
 
 TransformerImpl::TransformerImpl(TransformerConfig config) : config_(resolved(config)) {
@@ -353,7 +352,6 @@ at::Tensor TransformerImpl::logits(const at::Tensor& x) {
 
 /// Returns the input of the output layer: on a GPU in the dtype of the product.
 at::Tensor TransformerImpl::final_norm(const at::Tensor& x) {
-  if (!detail::runs_gpu_operations(x)) return ln_f_->forward(x);
   return detail::residual_layer_norm(x, {}, {ln_f_->weight, ln_f_->bias, kLayerNormEps}).normed;
 }
 

@@ -35,10 +35,12 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, int
 /// hidden: (N, D), weight: (C, D), floating point; target: (N), int64, in 0..C-1 or `ignore_index`. Returns a scalar
 /// of the inputs' dtype, float32 under autocast; NaN if every target is ignored. Errors as in cross_entropy().
 ///
-/// From 4096 classes on, on the CPU in float32 and under autocast to bfloat16, 256 rows at a time go through the
-/// product, the loss and its gradient, in forward. Only these logits exist; the separate functions keep two (N, C)
-/// tensors in float32, and four in bfloat16. Values agree with theirs within rounding. No second derivative. Elsewhere
-/// it calls them.
+/// A piece of rows at a time goes through the product, the loss and its gradient, in forward. Only these logits exist;
+/// the separate functions keep two (N, C) tensors in float32, and four in bfloat16. Values agree with theirs within
+/// rounding. No second derivative. A piece has 256 rows on the CPU, from 4096 classes on, in float32 and under autocast
+/// to bfloat16; 2048 rows on a CUDA device, from 1024 classes on, in float32, bfloat16 and float16. There the number of
+/// classes is rounded up to a multiple of 64 if it is not one of 8, because cuBLAS multiplies other sizes several times
+/// slower; nothing synchronises. Elsewhere it calls the separate functions.
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& target,
                                 int64_t ignore_index = -100);
 
