@@ -1,5 +1,5 @@
-// Residual, layer norm, bias and GELU on a GPU. Layer norm: a block or a warp processes one row at a time. GELU: a block
-// processes a strip of columns, so that one thread sums each column over the rows. See Note [Sums in parts].
+// Residual, layer norm, bias and GELU on a GPU. Layer norm: a block or a warp processes one row at a time. GELU: a
+// block processes a strip of columns, so that one thread sums each column over the rows. See Note [Sums in parts].
 #include "nn/gpu_rows.cuh"
 
 namespace trainkit::detail::on_gpu {
@@ -156,13 +156,13 @@ __global__ void __launch_bounds__(kMostThreads) norm_gradient_kernel(NormGradien
   }
 }
 
-constexpr int kRowWarps = 8, kMostChunks = 6;
+constexpr int kRowWarps = 8, kMostValues = 24;
 
-/// As norm_gradient_kernel for rows of at most kMostChunks x 32 x `count` values: a warp keeps a row in registers,
-/// reads it once and waits for no other warp. A thread has the same columns in all rows and sums them in registers; the
-/// block adds the sums of its warps in order.
+/// As norm_gradient_kernel for rows of at most kMostValues values per thread of a warp, which keeps a row in registers,
+/// reads it once and waits for no other warp. A thread sums its columns over rows in registers; the block adds the sums
+/// of its warps in order.
 template <typename S, typename P, int count, int chunks, bool has_bias>
-__global__ void __launch_bounds__(kRowWarps* kWarp) norm_gradient_by_warps_kernel(NormGradientArguments a) {
+__global__ void __launch_bounds__(kRowWarps* kWarp, 1) norm_gradient_by_warps_kernel(NormGradientArguments a) {
   extern __shared__ __align__(32) float shared[];
   const auto* d_out = static_cast<const P*>(a.d_out);
   const auto* d_residual = static_cast<const S*>(a.d_residual);
@@ -170,8 +170,8 @@ __global__ void __launch_bounds__(kRowWarps* kWarp) norm_gradient_by_warps_kerne
   const auto* weight = static_cast<const S*>(a.weight);
   auto* d_sum = static_cast<S*>(a.d_sum);
   auto* d_added = static_cast<P*>(a.d_added);
-  const int warp = threadIdx.x / kWarp;
-  const auto column = [&](int chunk) { return int64_t{chunk * kWarp + threadIdx.x % kWarp} * count; };
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const auto column = [&](int chunk) { return int64_t{chunk * kWarp + lane} * count; };
   float d_weight[chunks][count] = {}, d_bias[has_bias ? chunks : 1][count] = {};
   for (int64_t row = int64_t{blockIdx.x} * kRowWarps + warp; row < a.rows; row += int64_t{gridDim.x} * kRowWarps) {
     const float mean = a.mean[row], inverse_std = a.inverse_std[row];
@@ -231,12 +231,11 @@ __global__ void __launch_bounds__(kRowWarps* kWarp) norm_gradient_by_warps_kerne
 /// Launches norm_gradient_by_warps_kernel with the fewest chunks that hold a row. Returns false if there are too many.
 template <typename S, typename P, int count, bool has_bias, int chunks = 1>
 bool launch_by_warps(const NormGradientArguments& a, unsigned blocks, cudaStream_t stream) {
-  if constexpr (count == 1 || chunks > kMostChunks) {
+  if constexpr (count == 1 || chunks * count > kMostValues) {
     return false;
+  } else if (a.width > int64_t{chunks} * kWarp * count) {
+    return launch_by_warps<S, P, count, has_bias, chunks + 1>(a, blocks, stream);
   } else {
-    if (a.width > int64_t{chunks} * kWarp * count) {
-      return launch_by_warps<S, P, count, has_bias, chunks + 1>(a, blocks, stream);
-    }
     norm_gradient_by_warps_kernel<S, P, count, chunks, has_bias>
         <<<blocks, kRowWarps * kWarp, (has_bias ? 2 : 1) * a.width * sizeof(float), stream>>>(a);
     return true;
@@ -354,8 +353,8 @@ int run(const NormGradientArguments& a, Numbers numbers, void* stream) {
         const auto blocks = static_cast<unsigned>(parts);
         const bool is_done = a.d_bias ? launch_by_warps<S, P, count, true>(a, blocks, on)
                                       : launch_by_warps<S, P, count, false>(a, blocks, on);
-        if (is_done) return;
         const bool is_shared = sums <= kSharedFloats;
+        if (is_done) return;
         norm_gradient_kernel<S, P, count>
             <<<blocks, threads_for(a.width, count), is_shared ? sums * 4 : 0, on>>>(a, is_shared);
       });
