@@ -5,7 +5,6 @@
 #include <benchmark/benchmark.h>
 
 #include "../rounds.h"
-#include "core/waiting_threads.h"
 #include "hsi_classification/perf.h"
 #include "networks.h"
 
@@ -16,7 +15,6 @@ namespace {
 
 void train(benchmark::State& state, const char* network, FeedKind feed, Precision precision = Precision::kFp32) {
   at::set_num_threads(2);
-  detail::let_waiting_threads_sleep();  // as every trainer does
   const bench::HsiTask task = bench::hsi_task(network);
   PerfSettings settings;
   settings.model = task.model;

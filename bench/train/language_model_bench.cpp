@@ -7,7 +7,6 @@
 
 #include "../rounds.h"
 #include "../training_run.h"
-#include "core/waiting_threads.h"
 #include "trainkit/nn/functional.h"
 
 namespace trainkit {
@@ -29,7 +28,6 @@ LanguageModelTask lm() {
 void BM_LanguageModel(benchmark::State& state, const LanguageModelTask& task, Precision precision) {
   at::set_num_threads(2);
   use_fast_kernels();  // as every trainer does
-  detail::let_waiting_threads_sleep();
   bench::TrainingRun run = bench::language_model_run(task, {.precision = precision}, at::kCPU);
   for (int k = 0; k < 3; ++k) run.step();
   for (auto _ : state) run.step();

@@ -23,6 +23,16 @@ double seconds_since(BackgroundSaves::TimePoint start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+/// Returns what work() returns, or the status of its exception.
+template <typename Work>
+absl::Status status_of(const Work& work) {
+  try {
+    return work();
+  } catch (...) {
+    return status_from_current_exception();
+  }
+}
+
 }  // namespace
 
 // Note [Background saves]
@@ -93,19 +103,20 @@ std::future<absl::Status> BackgroundSaves::write_in_background(const CheckpointC
   is_writing_ = true;
   is_copying_ = !pending.copies.empty();
   auto run = [this, write, copy = *std::move(copy), pending, live = contents.optimizer]() mutable {
-    if (is_copying_) {
+    absl::Status status = status_of([&] {
+      if (pending.copies.empty()) return absl::OkStatus();
       const detail::ProfileStage stage("copy the optimizer's state");
       for (const detail::ByteCopy& one : pending.copies) detail::streaming_copy(one.target, one.source, one.bytes);
-      is_copying_ = false;
-      is_copying_.notify_all();
-    }
+      return absl::OkStatus();
+    });
+    is_copying_ = false;  // also after a failure: training waits for it
+    is_copying_.notify_all();
     live.clear();
-    absl::Status status;
-    try {
-      const detail::ProfileStage stage("write a checkpoint");
-      status = write(std::move(copy));  // frees the copy here, not with the future
-    } catch (...) {
-      status = status_from_current_exception();
+    if (status.ok()) {
+      status = status_of([&] {
+        const detail::ProfileStage stage("write a checkpoint");
+        return write(std::move(copy));  // frees the copy here, not with the future
+      });
     }
     is_writing_ = false;
     written_seconds_ = written_seconds_ + seconds_since(*begun_);

@@ -14,6 +14,7 @@
 #include <limits>
 #include <map>
 
+#include "core/waiting_threads.h"
 #include "distributed/device_votes.h"
 #include "distributed/parameter_shards.h"
 #include "sharded_state.h"
@@ -75,6 +76,7 @@ TrainStep::TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const Trai
   for (int64_t replica = 0; replica < devices.replicas(); ++replica) device_list_.push_back(devices.device(replica));
   if (ProcessGroup* group = devices.process_group()) agreement_ = std::make_unique<StepConsensus>(*group);
   prepare_graphs();
+  detail::let_waiting_threads_sleep();
 }
 
 TrainStep::~TrainStep() = default;

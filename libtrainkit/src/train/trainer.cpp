@@ -5,7 +5,6 @@
 #include <string>
 
 #include "core/option_problems.h"
-#include "core/waiting_threads.h"
 #include "run_state.h"
 #include "sharded_state.h"
 #include "training_run.h"
@@ -78,7 +77,6 @@ const char* to_string(ExitReason reason) {
 absl::StatusOr<Trainer> Trainer::create(DeviceReplicator& devices, std::unique_ptr<Optimizer>&& optimizer,
                                         const TrainerOptions& options) {
   TRAINKIT_RETURN_IF_ERROR(check_options(options, devices));
-  detail::let_waiting_threads_sleep();
   try {
     return Trainer(std::make_unique<Impl>(devices, std::move(optimizer), options));
   } catch (...) {
