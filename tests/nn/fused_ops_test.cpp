@@ -67,6 +67,12 @@ TEST_CASE("linear_cross_entropy for a GPU of ignored targets is NaN with gradien
     CHECK(gradient.eq(0).all().item<bool>());
 }
 
+TEST_CASE("linear_cross_entropy for a GPU refuses inputs of different dtypes without autocast", "[nn][fused_ops]") {
+  const trainkit::detail::GpuOperations gpu(true);
+  const at::Tensor hidden = torch::randn({4, 8}), weight = torch::randn({1024, 8}).to(at::kBFloat16);
+  CHECK_THROWS_AS(linear_cross_entropy(hidden, weight, torch::zeros({4}, at::kLong)), c10::Error);
+}
+
 TEST_CASE("linear_cross_entropy for a GPU keeps the logits of 2048 rows, whatever their number", "[nn][fused_ops]") {
   const trainkit::detail::GpuOperations gpu(true);
   const auto peak = [](int64_t rows) {

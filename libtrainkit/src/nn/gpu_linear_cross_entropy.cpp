@@ -78,11 +78,13 @@ at::Tensor aligned_weight(const at::Tensor& weight, at::ScalarType type) {
 
 bool has_gpu_linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& target) {
   if (!runs_gpu_operations(hidden) || hidden.dim() != 2 || weight.dim() != 2) return false;
-  const auto stream = number_of(hidden.scalar_type()), product = number_of(product_type(hidden));
-  return stream && product && number_of(weight.scalar_type()) && hidden.numel() > 0 &&
-         hidden.size(1) == weight.size(1) && weight.size(0) >= kLeastClasses && weight.device() == hidden.device() &&
-         target.device() == hidden.device() && target.scalar_type() == at::kLong && target.dim() == 1 &&
-         target.size(0) == hidden.size(0) && target.is_contiguous();
+  const bool is_autocast = at::autocast::is_autocast_enabled(hidden.device().type());
+  const bool have_types = number_of(hidden.scalar_type()) && number_of(weight.scalar_type()) &&
+                          (is_autocast || hidden.scalar_type() == weight.scalar_type());
+  return have_types && number_of(product_type(hidden)) && hidden.numel() > 0 && hidden.size(1) == weight.size(1) &&
+         weight.size(0) >= kLeastClasses && weight.device() == hidden.device() && target.device() == hidden.device() &&
+         target.scalar_type() == at::kLong && target.dim() == 1 && target.size(0) == hidden.size(0) &&
+         target.is_contiguous();
 }
 
 GpuHeadResult gpu_linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& target,
