@@ -11,7 +11,7 @@
 namespace trainkit {
 namespace {
 
-constexpr double kMinShare = 0.05, kBusy = 0.8, kBlocked = 0.5, kSaturated = 0.7, kLeastGpuSeconds = 5;
+constexpr double kMinShare = 0.05, kBusy = 0.8, kBlocked = 0.5, kSaturated = 0.7, kLeastGpuWindows = 5;
 constexpr double kMuchUpdate = 0.4, kMuchReduction = 0.3;
 constexpr double kLowMemory = 0.05, kNearTimeout = 0.5;
 constexpr double kMuchStolen = 0.1, kWantsProcessor = 0.5;
@@ -172,7 +172,7 @@ std::optional<Advice> small_batch_advice(const Measurements& c) {
     return advice(fmt::format("reducing gradients takes {:.0f}% of the step; ", 100 * c.split.reduce));
   }
   // The driver's value is a mean over up to a second, and a run begins with captures and other work of the host.
-  const bool is_known = c.seen.gpu_utilisation >= 0 && c.seen.seconds >= kLeastGpuSeconds;
+  const bool is_known = c.seen.gpu_utilisation >= 0 && c.seen.seconds >= kLeastGpuWindows * c.seen.window_seconds;
   if (is_known && c.seen.gpu_utilisation < kSaturated) {
     return advice(
         fmt::format("the GPU works {:.0f}% of the time and does not wait for data, the batch is too small "

@@ -60,8 +60,9 @@ struct Observation {
   ReaderTimes readers = {};
   StepTimes steps = {};
   ProcessorTimes processors = {};
-  /// Mean GPU utilisation from 0 to 1. Negative if no driver reports it.
+  /// Mean GPU utilisation from 0 to 1, over windows of this length. Negative if no driver reports it.
   double gpu_utilisation = -1;
+  double window_seconds = 1;
   /// Periodic swing of the utilisation, if there is one.
   std::optional<Swing> swing = {};
   /// Host memory at its lowest free amount.

@@ -153,6 +153,7 @@ MonitorReport MonitorSeries::report() const {
                             .steps = difference(last_.steps, first_->steps),
                             .processors = difference(last_.processors, first_->processors),
                             .gpu_utilisation = report.of_gpus ? report.utilisation : -1,
+                            .window_seconds = window_seconds_,
                             .swing = report.swing,
                             .host = least_host_,
                             .gpu = least_gpu_},
