@@ -196,8 +196,7 @@ absl::Status write_result_page(const std::string& folder, const Session& session
   page.add_tile(percent(result.scores.oa), "accuracy",
                 fmt::format("always the most frequent label: {}", percent(result.majority)));
   page.add_section("Emotions in the test clips");
-  page.add_note(tested_step >= 0 ? fmt::format("Weights of step {}, the best in validation.", tested_step)
-                                 : "Last weights.");
+  page.add_note(tested_weights_note(tested_step));
   page.add_classes(session.labels(), result.counts, result.scores, "clips");
   const ClipList& list = session.test()->list();
   std::vector<ClipScore> clips = score_clips(list, result.probabilities);

@@ -85,9 +85,7 @@ absl::Status write_result_page(const std::string& folder, const TestScores& scor
   page.add_tile(fmt::format("{:.4f}", scores.model.at(metric)), metric,
                 fmt::format("popularity {:.4f}", scores.popularity.at(metric)));
   page.add_section("Ranking of the test items");
-  page.add_note(fmt::format(
-      "{}. {}.", scores.protocol,
-      best_step >= 0 ? fmt::format("Weights of step {}, the best in validation", best_step) : "Last weights"));
+  page.add_note(fmt::format("{}. {}", scores.protocol, tested_weights_note(best_step)));
   std::vector<std::vector<nlohmann::ordered_json>> rows;
   for (const std::string& name : names_of(scores.model, metric)) {
     const double model = scores.model.at(name), popularity = scores.popularity.at(name);

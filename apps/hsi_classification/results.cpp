@@ -157,10 +157,8 @@ absl::Status write_result_page(const std::string& folder, const Session& session
   page.add_tile(fmt::format("{:.4f}", result.scores.kappa), "kappa",
                 fmt::format("leak {}: test pixels in a training patch", percent(result.leak)));
   page.add_section("Classification of " + scene.name);
-  page.add_note(fmt::format(
-      "{} training, {} validation and {} test pixels. {}", split.train.numel(), split.validation.numel(),
-      split.test.numel(),
-      tested_step >= 0 ? fmt::format("Weights of step {}, the best in validation.", tested_step) : "Last weights."));
+  page.add_note(fmt::format("{} training, {} validation and {} test pixels. {}", split.train.numel(),
+                            split.validation.numel(), split.test.numel(), tested_weights_note(tested_step)));
   if (maps) {
     page.add_picture("report_classification.png", "Classification", "Map of the predicted class of each pixel");
     page.add_picture("report_ground_truth.png", "Ground truth", "Map of the true class of each labelled pixel");

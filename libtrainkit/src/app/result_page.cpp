@@ -87,4 +87,8 @@ absl::Status ResultPage::write(const std::string& folder) const {
                                page.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
+std::string tested_weights_note(int64_t best_step) {
+  return best_step >= 0 ? fmt::format("Weights of step {}, the best in validation.", best_step) : "Last weights.";
+}
+
 }  // namespace trainkit

@@ -52,4 +52,7 @@ class ResultPage {
   nlohmann::ordered_json tiles_ = nlohmann::ordered_json::array(), sections_ = nlohmann::ordered_json::array();
 };
 
+/// Returns a note on the weights that were tested: those of the best step, or the last ones if it is negative.
+std::string tested_weights_note(int64_t best_step);
+
 }  // namespace trainkit

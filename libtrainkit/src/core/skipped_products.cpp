@@ -101,7 +101,7 @@ at::Tensor skip_convolution(const at::Tensor& input, const at::Tensor& weight, c
                       : input.dim() == 5 ? at::MemoryFormat::ChannelsLast3d
                                          : at::MemoryFormat::ChannelsLast;
   const int64_t dimensions = input.dim() - 2;
-  const auto each = [&](Sizes numbers, const char* name) {  // one number stands for all dimensions
+  const auto each = [&](Sizes numbers, const char* name) {  // one number applies to all dimensions
     return at::native::expand_param_if_needed(numbers, name, dimensions);
   };
   const auto sizes = at::native::conv_output_size(input.sizes(), weight.sizes(), each(padding, "padding"),

@@ -8,8 +8,8 @@
 
 namespace trainkit::detail {
 
-/// In this thread, matrix products, convolutions, attention and random initial weights on the CPU allocate their results,
-/// fill them with zeros and compute nothing; so do their gradients. Nests.
+/// In this thread, matrix products, convolutions, attention and random initial weights on the CPU allocate their
+/// results, fill them with zeros and compute nothing; so do their gradients. Nests.
 class SkippedProducts {
  public:
   /// Does nothing unless `on`.

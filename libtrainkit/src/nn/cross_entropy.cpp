@@ -124,9 +124,13 @@ bool has_fast_path(const at::Tensor& logits, const at::Tensor& target) {
 
 namespace detail {
 
+at::Tensor times_factor(at::Tensor& gradient, const at::Tensor& factor) {
+  if (!gradient.defined()) return gradient;
+  return torch::autograd::get_current_graph_task_keep_graph() ? gradient.mul(factor) : gradient.mul_(factor);
+}
+
 at::Tensor times_incoming(at::Tensor& gradient, const at::Tensor& incoming) {
-  if (!gradient.defined() || incoming.item<float>() == 1) return gradient;
-  return torch::autograd::get_current_graph_task_keep_graph() ? gradient.mul(incoming) : gradient.mul_(incoming);
+  return !gradient.defined() || incoming.item<float>() == 1 ? gradient : times_factor(gradient, incoming);
 }
 
 bool is_row_target(const at::Tensor& target, int64_t rows) {

@@ -18,6 +18,10 @@ int64_t count_targets(const int64_t* target, int64_t rows, int64_t classes, int6
 void cross_entropy_rows(const float* logits, const int64_t* target, int64_t rows, int64_t classes, int64_t ignore_index,
                         float* losses, float* gradient, float scale);
 
+/// Returns `gradient`, which forward made, times `factor`, a scalar: in place unless the graph is kept. Undefined stays
+/// undefined. Called in backward.
+at::Tensor times_factor(at::Tensor& gradient, const at::Tensor& factor);
+
 /// Returns `gradient`, which forward made, times the incoming gradient: itself if that is 1, and in place unless the
 /// graph is kept. Undefined stays undefined. Called in backward.
 at::Tensor times_incoming(at::Tensor& gradient, const at::Tensor& incoming);

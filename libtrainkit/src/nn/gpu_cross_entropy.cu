@@ -28,6 +28,46 @@ __device__ bool counts(const int64_t target, int64_t classes, int64_t ignore_ind
   return true;
 }
 
+/// Returns the maximum of a row and log sum e^(logit - maximum), in all threads of the block.
+template <int count, typename T>
+__device__ float2 log_sums_of(const T* logits, int64_t classes, BlockReducer& reduce) {
+  ExpSum mine;
+  const auto add = [&](auto values, int64_t c) {
+    float x[decltype(values)::value];
+    load(logits + c, x);
+    add_values(mine, x);
+  };
+  for_row<count>(
+      logits, classes, [&](int64_t c) { add(std::integral_constant<int, count>{}, c); },
+      [&](int64_t c) { add(std::integral_constant<int, 1>{}, c); });
+  const float2 all = reduce({mine.max, mine.sum}, [](float2 x, float2 y) {
+    const ExpSum both = merged({x.x, x.y}, {y.x, y.y});
+    return float2{both.max, both.sum};
+  });
+  return {all.x, logf(all.y)};
+}
+
+/// Writes the gradient of a row's loss times `scale`, zeros if the row is not counted. `gradient` may be `logits`.
+template <int count, typename T>
+__device__ void write_gradient(const T* logits, T* gradient, int64_t classes, int64_t target, bool is_counted,
+                               float2 log_sums, float scale) {
+  const auto write = [&](auto values, int64_t c) {
+    constexpr int n = decltype(values)::value;
+    float x[n] = {};
+    if (is_counted) {
+      load(logits + c, x);
+#pragma unroll
+      for (int k = 0; k < n; ++k) {
+        x[k] = cross_entropy_slope(log_softmax(x[k], log_sums.x, log_sums.y), c + k == target, scale);
+      }
+    }
+    store(x, gradient + c);
+  };
+  for_row<count>(
+      logits, classes, [&](int64_t c) { write(std::integral_constant<int, count>{}, c); },
+      [&](int64_t c) { write(std::integral_constant<int, 1>{}, c); });
+}
+
 template <typename T, int count>
 __global__ void __launch_bounds__(kMostThreads) losses_kernel(CrossEntropyArguments a) {
   __shared__ float2 warps[2][kMostWarps];
@@ -39,24 +79,11 @@ __global__ void __launch_bounds__(kMostThreads) losses_kernel(CrossEntropyArgume
       continue;
     }
     const T* logits = static_cast<const T*>(a.logits) + row * a.classes;
-    ExpSum mine;
-    const auto add = [&](auto values, int64_t c) {
-      float x[decltype(values)::value];
-      load(logits + c, x);
-      add_values(mine, x);
-    };
-    for_row<count>(
-        logits, a.classes, [&](int64_t c) { add(std::integral_constant<int, count>{}, c); },
-        [&](int64_t c) { add(std::integral_constant<int, 1>{}, c); });
-    const float2 all = reduce({mine.max, mine.sum}, [](float2 x, float2 y) {
-      const ExpSum both = merged({x.x, x.y}, {y.x, y.y});
-      return float2{both.max, both.sum};
-    });
+    const float2 sums = log_sums_of<count>(logits, a.classes, reduce);
     if (threadIdx.x > 0) continue;
-    const float max = all.x, log_sum = logf(all.y);
-    a.log_sums[2 * row] = max;
-    a.log_sums[2 * row + 1] = log_sum;
-    a.losses[row] = -log_softmax(to_float(logits[target]), max, log_sum);
+    a.log_sums[2 * row] = sums.x;
+    a.log_sums[2 * row + 1] = sums.y;
+    a.losses[row] = -log_softmax(to_float(logits[target]), sums.x, sums.y);
   }
 }
 
@@ -81,24 +108,10 @@ template <typename T, typename Loss, int count>
 __global__ void __launch_bounds__(kMostThreads) logits_gradient_kernel(CrossEntropyGradientArguments a) {
   const float scale = to_float(*static_cast<const Loss*>(a.d_loss)) * *a.inverse_count;
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-    const int64_t target = a.target[row];
+    const int64_t target = a.target[row], at = row * a.classes;
     const bool is_counted = counts(target, a.classes, a.ignore_index);
-    const T* logits = static_cast<const T*>(a.logits) + row * a.classes;
-    T* gradient = static_cast<T*>(a.d_logits) + row * a.classes;
-    const float max = a.log_sums[2 * row], log_sum = a.log_sums[2 * row + 1];
-    const auto write = [&](auto values, int64_t c) {
-      constexpr int n = decltype(values)::value;
-      float x[n] = {};
-      if (is_counted) {
-        load(logits + c, x);
-#pragma unroll
-        for (int k = 0; k < n; ++k) x[k] = cross_entropy_slope(log_softmax(x[k], max, log_sum), c + k == target, scale);
-      }
-      store(x, gradient + c);
-    };
-    for_row<count>(
-        logits, a.classes, [&](int64_t c) { write(std::integral_constant<int, count>{}, c); },
-        [&](int64_t c) { write(std::integral_constant<int, 1>{}, c); });
+    write_gradient<count>(static_cast<const T*>(a.logits) + at, static_cast<T*>(a.d_logits) + at, a.classes, target,
+                          is_counted, {a.log_sums[2 * row], a.log_sums[2 * row + 1]}, scale);
   }
 }
 
@@ -111,42 +124,15 @@ __global__ void __launch_bounds__(kMostThreads) row_losses_kernel(RowLossArgumen
     const int64_t target = a.target[row];
     const bool is_counted = counts(target, a.classes, a.ignore_index);
     T* logits = static_cast<T*>(a.logits) + row * a.stride;
-    float max = 0, log_sum = 0;
+    float2 sums = {0, 0};
     if (is_counted) {
       const float wanted = to_float(logits[target]);  // read before the barrier, written after it
-      ExpSum mine;
-      const auto add = [&](auto values, int64_t c) {
-        float x[decltype(values)::value];
-        load(logits + c, x);
-        add_values(mine, x);
-      };
-      for_row<count>(
-          logits, a.classes, [&](int64_t c) { add(std::integral_constant<int, count>{}, c); },
-          [&](int64_t c) { add(std::integral_constant<int, 1>{}, c); });
-      const float2 all = reduce({mine.max, mine.sum}, [](float2 x, float2 y) {
-        const ExpSum both = merged({x.x, x.y}, {y.x, y.y});
-        return float2{both.max, both.sum};
-      });
-      max = all.x;
-      log_sum = logf(all.y);
-      if (threadIdx.x == 0) a.losses[row] = -log_softmax(wanted, max, log_sum);
+      sums = log_sums_of<count>(logits, a.classes, reduce);
+      if (threadIdx.x == 0) a.losses[row] = -log_softmax(wanted, sums.x, sums.y);
     } else if (threadIdx.x == 0) {
       a.losses[row] = 0;
     }
-    if (!a.differentiates) continue;
-    const auto write = [&](auto values, int64_t c) {
-      constexpr int n = decltype(values)::value;
-      float x[n] = {};
-      if (is_counted) {
-        load(logits + c, x);
-#pragma unroll
-        for (int k = 0; k < n; ++k) x[k] = cross_entropy_slope(log_softmax(x[k], max, log_sum), c + k == target, 1.0f);
-      }
-      store(x, logits + c);
-    };
-    for_row<count>(
-        logits, a.classes, [&](int64_t c) { write(std::integral_constant<int, count>{}, c); },
-        [&](int64_t c) { write(std::integral_constant<int, 1>{}, c); });
+    if (a.differentiates) write_gradient<count>(logits, logits, a.classes, target, is_counted, sums, 1.0f);
   }
 }
 

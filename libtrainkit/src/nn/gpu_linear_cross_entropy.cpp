@@ -48,6 +48,10 @@ void add_product(at::Tensor out, const at::Tensor& a, const at::Tensor& b, bool 
 /// Writes the losses of rows; replaces logits by their gradients if `differentiates`.
 void run_row_losses(const at::Tensor& logits, const at::Tensor& target, int64_t ignore_index, bool differentiates,
                     const at::Tensor& losses) {
+  if (SkippedProducts::active()) {  // the logits are zeros: nobody reads the losses
+    losses.zero_();
+    return;
+  }
   recorded("trainkit::cross_entropy", {logits, target}, [&] {
     run_on(logits.device(),
            RowLossArguments{.rows = logits.size(0),
@@ -107,12 +111,8 @@ GpuHeadResult gpu_linear_cross_entropy(const at::Tensor& hidden, const at::Tenso
     const at::Tensor piece = x.narrow(0, begin, size), wanted = target.narrow(0, begin, size);
     at::Tensor logits = room.narrow(0, 0, size);
     at::mm_out(logits, piece, w.t());
-    if (SkippedProducts::active()) {
-      losses.zero_();
-    } else {
-      run_row_losses(logits.narrow(1, 0, classes), wanted, ignore_index, for_hidden || for_weight,
-                     losses.narrow(0, begin, size));
-    }
+    run_row_losses(logits.narrow(1, 0, classes), wanted, ignore_index, for_hidden || for_weight,
+                   losses.narrow(0, begin, size));
     if (for_hidden) {
       at::Tensor d_piece = result.hidden.narrow(0, begin, size);
       at::mm_out(d_piece, logits, w);

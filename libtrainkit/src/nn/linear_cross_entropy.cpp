@@ -9,7 +9,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <array>
@@ -50,8 +49,11 @@ struct LinearCrossEntropyBackward final : torch::autograd::Node {
     TORCH_CHECK_NOT_IMPLEMENTED(!c10::GradMode::is_enabled(), "linear_cross_entropy has no second derivative");
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
     if (inverse_count.defined()) {
-      const at::Tensor factor = grads[0] * inverse_count;
-      return {times(gradients.hidden, factor, types[0]), times(gradients.weight, factor, types[1])};
+      const at::Tensor factor = grads[0] * inverse_count;  // stays on the device: reading it would wait
+      const auto times = [&](at::Tensor& gradient, at::ScalarType type) {
+        return gradient.defined() ? detail::times_factor(gradient, factor).to(type) : gradient;
+      };
+      return {times(gradients.hidden, types[0]), times(gradients.weight, types[1])};
     }
     return {detail::times_incoming(gradients.hidden, grads[0]), detail::times_incoming(gradients.weight, grads[0])};
   }
@@ -60,13 +62,6 @@ struct LinearCrossEntropyBackward final : torch::autograd::Node {
     is_used = true;
   }
   std::string name() const override { return "LinearCrossEntropyBackward"; }
-
-  /// In place unless the graph is kept. `factor` is a scalar on the device, where reading it would wait.
-  static at::Tensor times(at::Tensor& gradient, const at::Tensor& factor, at::ScalarType type) {
-    if (!gradient.defined()) return gradient;
-    const bool is_kept = torch::autograd::get_current_graph_task_keep_graph();
-    return (is_kept ? gradient.mul(factor) : gradient.mul_(factor)).to(type);
-  }
 
   Gradients gradients;
   at::Tensor inverse_count;                  // of a GPU: the gradients are those of the sum
