@@ -65,10 +65,10 @@ at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const 
 /// hence every Linear and its backward, and convolutions. Applies to all models of this process until it ends.
 /// Attention calls none of them.
 ///
-/// - float32 products of a million multiplications or more use oneDNN instead of MKL, which takes up to twice as long
-///   on AMD processors. Only where oneDNN is as accurate as MKL, which the first call tests on one product; not on Intel
-///   processors, where MKL is as fast, and not on x86 processors without AVX-512, for which LibTorch has no such
-///   products. The environment variable TRAINKIT_ONEDNN_MATMUL=0 or 1 overrides the choice by processor.
+/// - float32 products of a million multiplications or more use oneDNN instead of MKL, which takes up to twice as
+///   long on AMD processors. Only where oneDNN is as accurate as MKL, which the first call tests on one product; not
+///   on Intel processors, where MKL is as fast, and not on x86 processors without AVX-512, for which LibTorch has no
+///   such products. The environment variable TRAINKIT_ONEDNN_MATMUL=0 or 1 overrides the choice by processor.
 /// - bfloat16 products, aten::bmm too, are computed in float32 and rounded once on x86 processors without AVX-512,
 ///   where LibTorch's take 7 to 80 times as long. There, convolutions under autocast compute and return float32 (13
 ///   times as fast with ResNet18).
