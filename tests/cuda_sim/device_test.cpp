@@ -7,6 +7,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdlib>
+#include <filesystem>
 
 #include "cuda_sim_control.h"
 #include "test_util.h"
@@ -328,4 +329,17 @@ TEST_CASE("The device's random numbers have the right distribution", "[cuda_sim]
   CHECK(std::abs(x.mean().item<float>()) < 0.05);
   CHECK(std::abs(x.std().item<float>() - 1) < 0.05);
   CHECK_FALSE(torch::equal(x, y));
+}
+
+TEST_CASE("A program ends with operations in the queues of its streams", "[.ends_with_queued_operations]") {
+  for (int i = 0; i < 2; ++i) {
+    const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
+    at::Tensor x = torch::randn({64, 64}, kGpu);
+    for (int n = 0; n < 2000; ++n) x = torch::gelu(x);  // oneDNN's objects exist from the first one on
+  }
+}
+
+TEST_CASE("Operations that are still queued when a program ends do not run during its exit", "[cuda_sim][device]") {
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
+  for (int i = 0; i < 4; ++i) CHECK(std::system((self + " '[.ends_with_queued_operations]' > /dev/null").c_str()) == 0);
 }

@@ -368,7 +368,6 @@ void install() {
 [[maybe_unused]] const bool is_installed = [] {
   if (device_count() == 0 || !computes()) return true;
   install();
-  std::atexit(stop_streams);  // before LibTorch's operations are destroyed
   return true;
 }();
 
