@@ -1,6 +1,6 @@
-// Stops the streams when a program ends. On a real device the kernels that are still queued need nothing from the host's
-// memory. Ours run LibTorch's operations for the CPU, whose static objects the program's exit destroys. An exit handler
-// of ours would come too late: objects that operations create at their first use are destroyed before it.
+// Stops the streams when a program ends. On a real device the kernels that are still queued need nothing from the
+// host's memory. Ours run LibTorch's operations for the CPU, whose static objects the program's exit destroys. An exit
+// handler of ours would come too late: objects that operations create at their first use are destroyed before it.
 #include <dlfcn.h>
 
 #include <cstdlib>
