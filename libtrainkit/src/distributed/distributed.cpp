@@ -123,6 +123,14 @@ void Distributed::create_reducer() {
   reducer_->set_logger(logger_);
   // See Note [Reducer hook].
   reducer_->register_comm_hook(std::make_unique<BucketHook>(ranks(), options_.gradient_compression, sent_));
+  share_buckets();
+}
+
+/// Lets the other ranks of this machine read and write the buckets where they are.
+void Distributed::share_buckets() {
+  for (const c10d::GradBucket& bucket : reducer_->get_grad_buckets(/*return_zero_tensors=*/false)) {
+    if (!wire_type(options_.gradient_compression, bucket.getBuffer())) ranks().share(bucket.getBuffer());
+  }
 }
 
 at::Device Distributed::device(int64_t replica) const {
@@ -233,7 +241,7 @@ void Distributed::begin_reduction(bool sends_buffers) {
   }
   if (!reducer_) return;
   try {
-    reducer_->rebuild_buckets();
+    if (reducer_->rebuild_buckets()) share_buckets();
   } catch (const std::exception& error) {
     throw_status(ranks().failure("the arrangement of buckets", sent_->started, error.what()));
   }

@@ -85,6 +85,7 @@ class Distributed final : public DeviceReplicator, public GraphRanks {
 
   ProcessGroup::Impl& ranks() const { return process_group_->impl(); }
   void create_reducer();
+  void share_buckets();
   ShardCollectives shard_collectives();
   /// Prepares a step with reduction; every rank calls it before the body.
   void begin_reduction(bool sends_buffers);

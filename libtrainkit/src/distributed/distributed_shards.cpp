@@ -69,6 +69,7 @@ ShardCollectives Distributed::shard_collectives() {
                                 const at::Tensor& part) { return gather(*side, rank, ranks, part); },
           .exchange_on_host = [side,
                                ranks = group.world_size](const at::Tensor& own) { return exchange(*side, ranks, own); },
+          .share = [&group](const at::Tensor& buffer) { group.share(buffer); },
           .empty_cache = device_.is_cpu() ? std::function<void()>()
                                           : [type = device_.type()] { at::getDeviceAllocator(type)->emptyCache(); }};
 }

@@ -94,6 +94,9 @@ void ParameterShards::create_bucket(Bucket& bucket, const std::vector<at::Tensor
     part_gradients_[p] = cut(bucket, i, bucket.own);
     if (bucket.gradients.defined()) gradient_places_[p] = view(bucket, i, bucket.gradients);
   }
+  if (!collectives_.share) return;
+  collectives_.share(bucket.weights);
+  if (bucket.gradients.defined()) collectives_.share(bucket.gradients);
 }
 
 const at::Tensor* ParameterShards::find_part(const at::Tensor& parameter) const {

@@ -34,6 +34,11 @@ class ProcessGroup::Impl {
   c10d::Backend& backend(at::DeviceType type) const;
   c10d::Store& store() const { return *store_; }
 
+  /// Moves the memory of a tensor on the CPU, with all its views, to where all_reduce needs no copy, if there is such a
+  /// place.
+  void share(const at::Tensor& tensor) {
+    if (shared_memory_) shared_memory_->share(tensor);
+  }
   /// Sums `tensor` over all ranks in place without waiting. Uses shared memory if possible, else backend().
   c10::intrusive_ptr<c10d::Work> all_reduce(const at::Tensor& tensor);
   /// The same for tensors with one part of equal size per rank (1-D): replaces this rank's part by its sum over all

@@ -3,8 +3,6 @@
 #include <ATen/core/ivalue.h>
 #include <fcntl.h>
 #include <linux/futex.h>
-#include <poll.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -16,55 +14,39 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "core/streaming_copy.h"
-#include "core/unique_descriptor.h"
-
 namespace trainkit::detail {
 namespace {
 
 constexpr size_t kMaxRanks = 8;  // every rank reads the values of all ranks
-constexpr size_t kPieceBytes = 512 << 10;
-constexpr uint32_t kPieces = 16;
 /// Interval at which a waiting rank checks that the other rank still exists.
 constexpr std::chrono::milliseconds kLivenessInterval{20};
 
-// Note [Shared-memory ring]
-// ~~~~~~~~~~~~~~~~~~~~~~~~~
-// Each rank owns one anonymous memory region (memfd): a Head, then a ring of kPieces pieces. Only the owner writes it;
-// the other ranks map it through /proc/<pid>/fd/<fd>. The mapping is accepted only if size and token match, which
-// rejects an unrelated process with the same pid in another pid namespace. All ranks then vote through the store, so
-// that either all use shared memory or none does.
+// Note [Exchanges in shared memory]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Each rank owns one anonymous memory region (RankMemory). All ranks map it through /proc/<pid>/fd/<fd>. The mapping is
+// accepted only if size and token match, which rejects an unrelated process with the same pid in another pid namespace.
+// All ranks then vote through the store, so that either all use shared memory or none does.
 //
-// A tensor of any size passes through the ring in pieces:
-// 1. The owner copies piece i into slot i mod kPieces, stores its size, then publishes `written` = i + 1 (release).
-// 2. A reader waits until `written` of every rank exceeds i (acquire), checks the sizes and adds the pieces of all
-// ranks in rank order.
-// 3. The reader publishes `read` = i + 1. A slot is overwritten only when every other rank's `read` has passed the
-// piece that it holds. Calls write ahead as far as the ring allows, then alternate between reading and writing, so a
-// rank never waits for space while it has something to read; otherwise two ranks could wait for each other.
+// A tensor passes in pieces of at most RankMemory::kCopyBytes. For each piece:
+// 1. A rank writes into a Slot where its values are, and counts `arrived` (release). A tensor in shared memory
+// (share())
+//    stays where it is; of another one, the rank copies the piece to its place for copies.
+// 2. It waits until every rank has arrived (acquire), and checks the sizes.
+// 3. All-reduce: it adds one share of the elements of all ranks and writes the sums into the memory of all ranks. So
+//    each value is read once and each sum written once per rank, with any number of ranks. Reduce-scatter: it adds its
+//    own part. All-gather: it copies the parts of the others.
+// 4. It counts `finished`, and waits until every rank has: nobody reads or writes its values any longer.
 //
-// A reduce-scatter and an all-gather pass through the ring in the same way, as all ranks count the same pieces. But a
-// rank copies only what others read: all parts but its own, or its own part. It reads only its own part, or all others.
+// The values of a tensor of at most RankMemory::kSlotBytes are in the Slot. Every rank adds all of them, and nobody
+// waits in step 4. Two slots in turn suffice: a rank that arrives at exchange n + 2 has seen every rank arrive at
+// n + 1, so all have finished n.
 //
-// Counters wrap around; `reached` compares them by signed difference, which is exact because they differ by at most
-// kPieces. Waiters sleep on a futex for at most kLivenessInterval and then check that the other rank still exists: its
-// `ended` flag, or its pidfd, which becomes readable when the process ends. `ended` is read before the counter, since a
-// rank may finish its last piece and then end regularly. After a failure all later sums fail with the same exception,
-// because ring positions no longer agree.
-
-/// Header before the pieces, written only by its rank. The counters wrap around.
-struct Head {
-  uint64_t token;
-  std::array<uint32_t, kPieces> piece_bytes;
-  alignas(64) std::atomic<uint32_t> written;  // pieces written so far
-  alignas(64) std::atomic<uint32_t> read;     // pieces of all ranks that this rank has added
-  alignas(64) std::atomic<uint32_t> ended;
-};
-static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
-
-constexpr size_t kFirstPiece = 4096;
-constexpr size_t kShownBytes = kFirstPiece + kPieces * kPieceBytes;
-static_assert(sizeof(Head) <= kFirstPiece);
+// Counters wrap around; `reached` compares them by signed difference, which is exact because they differ by at most 2.
+// Waiters sleep on a futex for at most kLivenessInterval and then check that the other rank still exists: its `ended`
+// flag, or its pidfd, which becomes readable when the process ends. `ended` is read before the counter, since a rank
+// may finish its last exchange and then end regularly. After a failure all later sums fail with the same exception,
+// because the counts no longer agree. A rank that is late may then still write sums into a tensor of a rank that has
+// given up: the values of a failed sum are undefined.
 
 bool reached(uint32_t counter, uint32_t least) { return static_cast<int32_t>(counter - least) >= 0; }
 
@@ -101,35 +83,6 @@ class CallWork final : public c10d::Work {
 
 }  // namespace
 
-/// Maps the memory of one rank into this process.
-class SharedMemory::RankMemory {
- public:
-  /// Returns null if the memory cannot be mapped or the process cannot be watched.
-  static std::unique_ptr<RankMemory> map(int memory, pid_t process) {
-    detail::UniqueDescriptor watch(static_cast<int>(::syscall(SYS_pidfd_open, process, 0)));
-    if (watch.get() < 0) return nullptr;
-    void* data = ::mmap(nullptr, kShownBytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
-    if (data == MAP_FAILED) return nullptr;
-    return std::unique_ptr<RankMemory>(new RankMemory(static_cast<std::byte*>(data), std::move(watch)));
-  }
-  ~RankMemory() { ::munmap(data_, kShownBytes); }
-  RankMemory(const RankMemory&) = delete;
-  RankMemory& operator=(const RankMemory&) = delete;
-
-  Head& head() const { return *reinterpret_cast<Head*>(data_); }
-  std::byte* piece(uint32_t number) const { return data_ + kFirstPiece + number % kPieces * kPieceBytes; }
-  bool gone() const {
-    if (head().ended.load(std::memory_order_acquire)) return true;
-    pollfd ended{.fd = process_.get(), .events = POLLIN, .revents = 0};
-    return ::poll(&ended, 1, 0) > 0;
-  }
-
- private:
-  RankMemory(std::byte* data, detail::UniqueDescriptor process) : data_(data), process_(std::move(process)) {}
-  std::byte* data_;
-  detail::UniqueDescriptor process_;  // pidfd, readable once the process has ended
-};
-
 std::unique_ptr<SharedMemory> SharedMemory::open(c10d::Store& store, int64_t rank, int64_t world_size, bool wanted,
                                                  std::chrono::milliseconds timeout) {
   if (world_size < 2 || world_size > static_cast<int64_t>(kMaxRanks)) return nullptr;
@@ -137,10 +90,8 @@ std::unique_ptr<SharedMemory> SharedMemory::open(c10d::Store& store, int64_t ran
   std::random_device random;
   const uint64_t token = (uint64_t{random()} << 32) | random();
 
-  // Anonymous memory: a killed rank leaves nothing behind, and the size of /dev/shm does not matter.
-  const detail::UniqueDescriptor own(wanted ? ::memfd_create("trainkit-ranks", MFD_CLOEXEC) : -1);
-  std::unique_ptr<RankMemory> shown;
-  if (own.get() >= 0 && ::ftruncate(own.get(), kShownBytes) == 0) shown = RankMemory::map(own.get(), ::getpid());
+  const UniqueDescriptor own = wanted ? RankMemory::create() : UniqueDescriptor();
+  std::shared_ptr<RankMemory> shown = RankMemory::map(own.get(), ::getpid());
   std::string place = "none";
   if (shown) {
     shown->head().token = token;
@@ -150,7 +101,7 @@ std::unique_ptr<SharedMemory> SharedMemory::open(c10d::Store& store, int64_t ran
   store.set(key("shown/", rank), place);
 
   bool all = shown != nullptr;
-  std::vector<std::unique_ptr<RankMemory>> ranks;
+  std::vector<std::shared_ptr<RankMemory>> ranks;
   for (int64_t other = 0; other < world_size; ++other) {
     if (other == rank) {
       ranks.push_back(std::move(shown));
@@ -166,11 +117,9 @@ std::unique_ptr<SharedMemory> SharedMemory::open(c10d::Store& store, int64_t ran
       continue;
     }
     const std::string path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(number);
-    const detail::UniqueDescriptor memory(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-    // On another machine this path may be an unrelated file.
-    const off_t bytes = memory.get() < 0 ? -1 : ::lseek(memory.get(), 0, SEEK_END);
-    auto theirs = bytes == static_cast<off_t>(kShownBytes) ? RankMemory::map(memory.get(), process) : nullptr;
-    all = theirs && theirs->head().token == expected;
+    const UniqueDescriptor memory(::open(path.c_str(), O_RDWR | O_CLOEXEC));  // an unrelated file on another machine
+    auto theirs = RankMemory::map(memory.get(), process, expected);
+    all = theirs != nullptr;
     ranks.push_back(std::move(theirs));
   }
   store.set(key("shared/", rank), std::string(all ? "yes" : "no"));
@@ -179,7 +128,7 @@ std::unique_ptr<SharedMemory> SharedMemory::open(c10d::Store& store, int64_t ran
   return std::unique_ptr<SharedMemory>(new SharedMemory(std::move(ranks), rank, timeout));
 }
 
-SharedMemory::SharedMemory(std::vector<std::unique_ptr<RankMemory>> ranks, int64_t rank,
+SharedMemory::SharedMemory(std::vector<std::shared_ptr<RankMemory>> ranks, int64_t rank,
                            std::chrono::milliseconds timeout)
     : ranks_(std::move(ranks)), rank_(static_cast<size_t>(rank)), timeout_(timeout), thread_([this] { work(); }) {}
 
@@ -190,10 +139,10 @@ SharedMemory::~SharedMemory() {
   }
   asked_.notify_one();
   thread_.join();
-  Head& head = ranks_[rank_]->head();
+  RankMemory::Head& head = ranks_[rank_]->head();
   head.ended.store(1, std::memory_order_release);
-  publish(head.written, written_);  // wakes ranks that wait for them
-  publish(head.read, read_);
+  publish(head.arrived, arrived_);  // wakes ranks that wait for them
+  publish(head.finished, finished_);
 }
 
 bool SharedMemory::supports(const at::Tensor& tensor) {
@@ -249,102 +198,138 @@ void SharedMemory::work() {
   }
 }
 
-std::vector<SharedMemory::Piece> SharedMemory::pieces_of(const Call& call) const {
-  const std::span<std::byte> bytes(static_cast<std::byte*>(call.tensor.mutable_data_ptr()), call.tensor.nbytes());
-  const size_t parts = call.operation == Operation::kAllReduce ? 1 : ranks_.size();
-  const size_t part_bytes = bytes.size() / parts;
-  std::vector<Piece> pieces;
-  for (size_t part = 0; part < parts; ++part) {
-    for (size_t begin = 0; begin < part_bytes; begin += kPieceBytes) {
-      pieces.push_back({bytes.subspan(part * part_bytes + begin, std::min(kPieceBytes, part_bytes - begin)), part});
-    }
-  }
-  return pieces;
+void SharedMemory::share(const at::Tensor& tensor) {
+  const c10::Storage& storage = tensor.storage();
+  RankMemory& own = *ranks_[rank_];
+  if (!tensor.is_cpu() || storage.nbytes() == 0 || own.offset_of(static_cast<const std::byte*>(storage.data()))) return;
+  c10::DataPtr place = own.allocate(storage.nbytes());
+  if (!place) return;
+  std::memcpy(place.get(), storage.data(), storage.nbytes());
+  storage.set_data_ptr(std::move(place));
 }
 
-/// Writes ahead as far as the ring allows, then reads piece by piece. See Note [Shared-memory ring].
 void SharedMemory::run(const Call& call) {
+  const size_t parts = call.operation == Operation::kAllReduce ? 1 : ranks_.size();
+  const size_t part = call.tensor.nbytes() / parts;
+  const size_t most = std::max(RankMemory::kCopyBytes / parts / 64 * 64, RankMemory::kSlotBytes);
+  auto* const data = static_cast<std::byte*>(call.tensor.mutable_data_ptr());
   const auto deadline = Clock::now() + timeout_;
-  const std::vector<Piece> pieces = pieces_of(call);
-  size_t shown = 0, done = 0;
-  while (done < pieces.size()) {
-    if (shown < pieces.size() && may_write()) {
-      write(call.operation, pieces[shown++]);
-      continue;
+  for (size_t begin = 0; begin < part; begin += most) {
+    exchange({call, data + begin, std::min(most, part - begin), parts, part, deadline});
+  }
+}
+
+/// See Note [Exchanges in shared memory].
+void SharedMemory::exchange(const Piece& piece) {
+  const std::byte* const shown = arrive(piece);
+  await_arrivals(piece);
+  switch (piece.call.operation) {
+    case Operation::kAllReduce:
+      all_reduce(piece);
+      break;
+    case Operation::kReduceScatter: {
+      std::byte* const target = piece.part(rank_);
+      add_up(piece.call.tensor.scalar_type(), rank_, 0, piece.bytes, {&target, 1});
+      break;
     }
-    if (done == shown) {  // the ring is full of pieces that other ranks have not read
-      for (size_t other = 0; other < ranks_.size(); ++other) {
-        if (other != rank_) await(ranks_[other]->head().read, written_ - kPieces + 1, other, deadline);
+    case Operation::kAllGather:
+      for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+        if (rank != rank_) std::memcpy(piece.part(rank), part_of(rank, rank), piece.bytes);
       }
-      continue;
-    }
-    read(call, pieces[done++], deadline);
+      break;
   }
+  if (piece.is_small()) return;
+  finish(piece);
+  if (piece.call.operation == Operation::kAllReduce && shown != piece.data) std::memcpy(piece.data, shown, piece.bytes);
 }
 
-bool SharedMemory::may_write() const {
-  for (size_t other = 0; other < ranks_.size(); ++other) {
-    const uint32_t read = ranks_[other]->head().read.load(std::memory_order_acquire);
-    if (other != rank_ && !reached(read, written_ - kPieces + 1)) return false;
-  }
-  return true;
-}
-
-void SharedMemory::write(Operation operation, const Piece& piece) {
-  const RankMemory& own = *ranks_[rank_];
-  const bool is_read =
-      operation == Operation::kAllReduce || (operation == Operation::kAllGather) == (piece.owner == rank_);
-  // Backward works on this core: the copy must not evict its data.
-  if (is_read) streaming_copy(own.piece(written_), piece.bytes.data(), piece.bytes.size());
-  own.head().piece_bytes[written_ % kPieces] = static_cast<uint32_t>(piece.bytes.size());
-  publish(own.head().written, ++written_);
-}
-
-void SharedMemory::read(const Call& call, const Piece& piece, Clock::time_point deadline) {
-  const bool is_own = piece.owner == rank_;
-  if (call.operation == Operation::kAllGather) {
-    const size_t bytes = piece.bytes.size();
-    if (!is_own) std::memcpy(piece.bytes.data(), piece_of(piece.owner, bytes, deadline), bytes);
-  } else if (call.operation == Operation::kAllReduce || is_own) {
-    const auto numbers = [&]<class T>(T*) {
-      return std::span(reinterpret_cast<T*>(piece.bytes.data()), piece.bytes.size() / sizeof(T));
-    };
-    if (call.tensor.scalar_type() == at::kFloat) {
-      add_up(numbers(static_cast<float*>(nullptr)), deadline);
-    } else {
-      add_up(numbers(static_cast<double*>(nullptr)), deadline);
+/// Shows this rank's values to the others. Returns where they are.
+std::byte* SharedMemory::arrive(const Piece& piece) {
+  RankMemory& own = *ranks_[rank_];
+  RankMemory::Slot& slot = own.head().slots[arrived_ % 2];
+  slot.total_bytes = piece.call.tensor.nbytes();
+  std::byte* shown = piece.data;
+  slot.part_stride = piece.part_stride;
+  if (piece.is_small() || !own.offset_of(piece.data)) {
+    shown = piece.is_small() ? slot.values.data() : own.place_for_copies();
+    slot.part_stride = piece.bytes;
+    for (size_t part = 0; part < piece.parts; ++part) {
+      if (piece.call.operation == Operation::kAllGather && part != rank_) continue;
+      std::memcpy(shown + part * piece.bytes, piece.part(part), piece.bytes);
     }
   }
-  publish(ranks_[rank_]->head().read, ++read_);
+  slot.first = *own.offset_of(shown);
+  publish(own.head().arrived, ++arrived_);
+  return shown;
 }
 
-/// Waits for the next piece of `rank`, and checks its size.
-const std::byte* SharedMemory::piece_of(size_t rank, size_t bytes, Clock::time_point deadline) const {
-  const RankMemory& other = *ranks_[rank];
-  await(other.head().written, read_ + 1, rank, deadline);
-  const size_t sent = other.head().piece_bytes[read_ % kPieces];
-  if (sent == bytes) return other.piece(read_);
-  throw std::runtime_error("rank " + std::to_string(rank) + " sent " + std::to_string(sent) + " bytes, this rank " +
-                           std::to_string(bytes));
-}
-
-/// Waits for the next piece of every rank and writes the sum into `piece`, which holds this rank's values.
-template <class T>
-void SharedMemory::add_up(std::span<T> piece, Clock::time_point deadline) {
-  std::array<const T*, kMaxRanks> parts{};
+void SharedMemory::await_arrivals(const Piece& piece) const {
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    parts[rank] =
-        rank == rank_ ? piece.data() : reinterpret_cast<const T*>(piece_of(rank, piece.size_bytes(), deadline));
+    if (rank == rank_) continue;
+    RankMemory::Head& head = ranks_[rank]->head();
+    await(head.arrived, arrived_, rank, piece.deadline);
+    const RankMemory::Slot& slot = head.slots[(arrived_ - 1) % 2];
+    if (slot.total_bytes != piece.call.tensor.nbytes()) {
+      throw std::runtime_error("rank " + std::to_string(rank) + " sent " + std::to_string(slot.total_bytes) +
+                               " bytes, this rank " + std::to_string(piece.call.tensor.nbytes()));
+    }
+    if (!RankMemory::contains(slot.first, (piece.parts - 1) * slot.part_stride + piece.bytes)) {
+      throw std::runtime_error("rank " + std::to_string(rank) + " sent a wrong address");
+    }
+  }
+}
+
+/// Waits until no rank reads or writes this rank's values.
+void SharedMemory::finish(const Piece& piece) {
+  publish(ranks_[rank_]->head().finished, ++finished_);
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (rank != rank_) await(ranks_[rank]->head().finished, finished_, rank, piece.deadline);
+  }
+}
+
+/// The values of `rank` in one part of the current piece.
+std::byte* SharedMemory::part_of(size_t rank, size_t number) const {
+  const RankMemory::Slot& slot = ranks_[rank]->head().slots[(arrived_ - 1) % 2];
+  return ranks_[rank]->at(slot.first + number * slot.part_stride);
+}
+
+/// Adds this rank's share of the piece for all ranks, or a small piece for this rank only.
+void SharedMemory::all_reduce(const Piece& piece) const {
+  constexpr size_t kLine = 64;  // ranks do not write the same cache line
+  const size_t share = (piece.bytes / ranks_.size() + kLine - 1) / kLine * kLine;
+  const size_t begin = piece.is_small() ? 0 : std::min(piece.bytes, rank_ * share);
+  const size_t end =
+      piece.is_small() || rank_ + 1 == ranks_.size() ? piece.bytes : std::min(piece.bytes, begin + share);
+  std::vector<std::byte*> targets;
+  for (size_t rank = 0; rank < ranks_.size() && !piece.is_small(); ++rank) targets.push_back(part_of(rank, 0) + begin);
+  if (piece.is_small()) targets.push_back(piece.data);
+  add_up(piece.call.tensor.scalar_type(), 0, begin, end - begin, targets);
+}
+
+/// Adds the values of all ranks in one part, `bytes` bytes from `begin`, and writes the sums into all targets.
+void SharedMemory::add_up(at::ScalarType type, size_t part, size_t begin, size_t bytes,
+                          std::span<std::byte* const> targets) const {
+  type == at::kFloat ? add_up<float>(part, begin, bytes, targets) : add_up<double>(part, begin, bytes, targets);
+}
+
+template <class T>
+void SharedMemory::add_up(size_t part, size_t begin, size_t bytes, std::span<std::byte* const> targets) const {
+  std::array<const T*, kMaxRanks> values{};
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    values[rank] = reinterpret_cast<const T*>(part_of(rank, part) + begin);
   }
   constexpr size_t kBlock = 1024;
   std::array<T, kBlock> sums;
-  for (size_t begin = 0; begin < piece.size(); begin += kBlock) {
-    const size_t count = std::min(kBlock, piece.size() - begin);
-    for (size_t i = 0; i < count; ++i) sums[i] = parts[0][begin + i] + parts[1][begin + i];
+  const size_t size = bytes / sizeof(T);
+  for (size_t first = 0; first < size; first += kBlock) {
+    const size_t count = std::min(kBlock, size - first);
+    for (size_t i = 0; i < count; ++i) sums[i] = values[0][first + i] + values[1][first + i];
     for (size_t rank = 2; rank < ranks_.size(); ++rank) {
-      for (size_t i = 0; i < count; ++i) sums[i] += parts[rank][begin + i];
+      for (size_t i = 0; i < count; ++i) sums[i] += values[rank][first + i];
     }
-    std::copy_n(sums.begin(), count, piece.begin() + static_cast<std::ptrdiff_t>(begin));
+    for (std::byte* const target : targets) {
+      std::memcpy(target + first * sizeof(T), sums.data(), count * sizeof(T));
+    }
   }
 }
 

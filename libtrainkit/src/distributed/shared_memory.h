@@ -17,12 +17,13 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
+#include "distributed/rank_memory.h"
+
 namespace trainkit::detail {
 
-/// Sums tensors over ranks that are processes of one machine. Each rank writes its values where the others can read
-/// them, and adds the values of all ranks in rank order, so that every rank gets the same bits. Each byte is written
-/// once and read once per rank; a socket would copy it through the kernel twice in each direction, on cores that
-/// backward needs. See Note [Shared-memory ring].
+/// Sums tensors over ranks that are processes of one machine. Each rank adds the values of all ranks for its share of
+/// the elements, in rank order, and writes the sums into the memory of all: every rank gets the same bits. Tensors in
+/// shared memory (`share`) are not copied. See Note [Exchanges in shared memory].
 ///
 /// A worker thread processes the calls in their order, which must be equal on all ranks.
 class SharedMemory {
@@ -37,6 +38,10 @@ class SharedMemory {
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
 
+  /// Moves the memory of a tensor, with all its views, to where the other ranks can read and write it, and keeps its
+  /// values. Does nothing if there is no space. No thread uses the tensor meanwhile.
+  void share(const at::Tensor& tensor);
+
   /// Returns whether all_reduce supports `tensor`: float32 or float64, contiguous, on the CPU.
   static bool supports(const at::Tensor& tensor);
 
@@ -50,39 +55,47 @@ class SharedMemory {
 
  private:
   using Clock = std::chrono::steady_clock;
-  class RankMemory;
   enum class Operation { kAllReduce, kReduceScatter, kAllGather };
-  /// A piece of a tensor, in the part of `owner`. An all-reduce has one part, of nobody.
-  struct Piece {
-    std::span<std::byte> bytes;
-    size_t owner;
-  };
   struct Call {
     Operation operation;
     at::Tensor tensor;
     c10::intrusive_ptr<c10::ivalue::Future> done;
   };
+  /// Elements that the ranks exchange at once: the same ones of each part. An all-reduce has one part.
+  struct Piece {
+    const Call& call;
+    std::byte* data;  // in the first part
+    size_t bytes;     // in each part
+    size_t parts;
+    size_t part_stride;  // bytes from one part to the next
+    Clock::time_point deadline;
 
-  SharedMemory(std::vector<std::unique_ptr<RankMemory>> ranks, int64_t rank, std::chrono::milliseconds timeout);
+    std::byte* part(size_t number) const { return data + number * part_stride; }
+    bool is_small() const { return call.tensor.nbytes() <= RankMemory::kSlotBytes; }
+  };
+
+  SharedMemory(std::vector<std::shared_ptr<RankMemory>> ranks, int64_t rank, std::chrono::milliseconds timeout);
   void work();
   c10::intrusive_ptr<c10d::Work> start(Operation operation, const at::Tensor& tensor);
   void run(const Call& call);
-  std::vector<Piece> pieces_of(const Call& call) const;
-  bool may_write() const;
-  void write(Operation operation, const Piece& piece);
-  void read(const Call& call, const Piece& piece, Clock::time_point deadline);
-  const std::byte* piece_of(size_t rank, size_t bytes, Clock::time_point deadline) const;
+  void exchange(const Piece& piece);
+  std::byte* arrive(const Piece& piece);
+  void await_arrivals(const Piece& piece) const;
+  void finish(const Piece& piece);
+  std::byte* part_of(size_t rank, size_t number) const;
+  void all_reduce(const Piece& piece) const;
+  void add_up(at::ScalarType type, size_t part, size_t begin, size_t bytes, std::span<std::byte* const> targets) const;
   template <class T>
-  void add_up(std::span<T> piece, Clock::time_point deadline);
+  void add_up(size_t part, size_t begin, size_t bytes, std::span<std::byte* const> targets) const;
   void await(const std::atomic<uint32_t>& counter, uint32_t least, size_t rank, Clock::time_point deadline) const;
 
-  const std::vector<std::unique_ptr<RankMemory>> ranks_;
+  const std::vector<std::shared_ptr<RankMemory>> ranks_;
   const size_t rank_;
   const std::chrono::milliseconds timeout_;
 
   // Used by the worker thread only.
-  uint32_t written_ = 0;
-  uint32_t read_ = 0;
+  uint32_t arrived_ = 0;
+  uint32_t finished_ = 0;
   std::exception_ptr broken_;
 
   std::mutex mutex_;
