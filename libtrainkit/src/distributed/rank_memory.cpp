@@ -23,6 +23,7 @@ std::shared_ptr<RankMemory> RankMemory::map(int memory, pid_t process, std::opti
   if (watch.get() < 0) return nullptr;
   void* data = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, memory, 0);
   if (data == MAP_FAILED) return nullptr;
+  ::madvise(data, kBytes, MADV_DONTDUMP);  // a core dump would have its size
   std::shared_ptr<RankMemory> mapped(new RankMemory(static_cast<std::byte*>(data), std::move(watch)));
   return token && mapped->head().token != *token ? nullptr : mapped;
 }
