@@ -230,8 +230,15 @@ def gpu_name():
     return command_output([sys.executable, "-c", program])
 
 
-def machine(gpu=False):
-    """Facts of this machine, and with `gpu` of its GPU. The processor's name includes its vector instructions, since a
+def compiler(build):
+    """The name and version of the compiler of a build folder."""
+    cache = build / "CMakeCache.txt"
+    found = re.search(r"^CMAKE_CXX_COMPILER:\w+=(.*)", cache.read_text() if cache.exists() else "", re.M)
+    return command_output([found.group(1) if found else "c++", "--version"]).split("\n")[0]
+
+
+def machine(build, gpu=False):
+    """Facts of this machine and of a build folder, and with `gpu` of its GPU. The processor's name includes its vector instructions, since a
     virtual machine may hide the model."""
     cpuinfo = pathlib.Path("/proc/cpuinfo").read_text()
     cpu = re.search(r"model name\s*: (.*)", cpuinfo)
@@ -245,7 +252,7 @@ def machine(gpu=False):
         "processor": f"{cpu.group(1) if cpu else platform.machine()}{vectors}, {os.cpu_count()} cores, {memory / 2**20:.0f} GiB"
                      + (f", {gpu_name()}" if gpu else ""),
         "system": f"{system.group(1) if system else platform.system()}, Linux {platform.release().split('-')[0]}",
-        "versions": ", ".join([command_output(["c++", "--version"]).split("\n")[0], *versions.split("\n")]),
+        "versions": ", ".join([compiler(build), *versions.split("\n")]),
         "commit": command_output(["git", "rev-parse", "--short", "HEAD"]),
     }
 
@@ -400,7 +407,7 @@ def main():
         for script in peers:
             run_peer(script, options, repetition, results)
 
-    facts = machine(options.gpu)
+    facts = machine(options.build, options.gpu)
     published = {} if options.quick else read_published(facts)  # short runs are a smoke test; ignore their timings
     ratios = []
     for row in json.loads((ROOT / "bench/ratios.json").read_text()):

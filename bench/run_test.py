@@ -147,6 +147,14 @@ class RunTest(unittest.TestCase):
                              r"\| step over Python \| 2\.70 × \| 2\.40 – 3\.00 \| ≥ 7 × \| 6\.00 ×,  \| \*\*missed\*\*, \*\*slower\*\* \|")
             self.assertIn("step over Python", (root / "docs/benchmarks.svg").read_text())
 
+    def test_the_compiler_is_that_of_the_build(self):
+        with tempfile.TemporaryDirectory() as folder:
+            compiler = pathlib.Path(folder) / "own++"
+            compiler.write_text("#!/bin/sh\necho own compiler 7\necho more\n")
+            compiler.chmod(stat.S_IRWXU)
+            (pathlib.Path(folder) / "CMakeCache.txt").write_text(f"A:STRING=1\nCMAKE_CXX_COMPILER:FILEPATH={compiler}\n")
+            self.assertEqual(run.compiler(pathlib.Path(folder)), "own compiler 7")
+
     def test_the_picture_has_whole_labels_and_an_axis(self):
         long = "patches copied by a worker: training over a peer with quite a long name & settings"
         picture = run.chart([({"name": long, "ours": "a", "peer": "b", "at_least": 2}, [2.9, 3.0, 3.1]),

@@ -60,4 +60,9 @@ inline void set_flag(std::vector<std::string>& flags, const std::string& flag, s
     found[1] = std::move(value);
 }
 
+/// Runs trainkit-transformer until it ends.
+inline Ended run(const Place& place, const std::vector<std::string>& flags) {
+  return run_to_end("trainkit-transformer", flags, place.dir.path().string());
+}
+
 }  // namespace trainkit::test

@@ -98,4 +98,23 @@ class FaultDisk : public SystemCalls {
   std::string struck_;
 };
 
+/// A disk whose writes are lost after they have been reported as done.
+class ForgetfulDisk final : public SystemCalls {
+ public:
+  explicit ForgetfulDisk(FaultDisk& disk) : disk_(disk) {}
+  ssize_t pwrite(int, const void*, size_t size, off_t) override { return static_cast<ssize_t>(size); }
+  int openat(int directory, const char* name, int flags, mode_t mode) override {
+    return disk_.openat(directory, name, flags, mode);
+  }
+  int close(int descriptor) override { return disk_.close(descriptor); }
+  ssize_t pread(int descriptor, void* data, size_t size, off_t offset) override {
+    return disk_.pread(descriptor, data, size, offset);
+  }
+  int fsync(int descriptor) override { return disk_.fsync(descriptor); }
+  int fstat(int descriptor, struct stat* result) override { return disk_.fstat(descriptor, result); }
+
+ private:
+  FaultDisk& disk_;
+};
+
 }  // namespace trainkit::test

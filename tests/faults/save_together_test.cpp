@@ -17,6 +17,7 @@
 using namespace trainkit;
 using test::Fault;
 using test::FaultDisk;
+using test::ForgetfulDisk;
 using test::PowerLoss;
 using trainkit::detail::DividedCheckpoint;
 using trainkit::detail::DividedTensor;
@@ -380,29 +381,6 @@ TEST_CASE("Ranks that do not see the first rank's disk send it their parts", "[f
   CHECK(latest_joint_salt(*disk) == 1);
   CHECK(other.paths() == there);
 }
-
-namespace {
-
-/// A disk whose writes are lost after they have been reported as done.
-class ForgetfulDisk final : public SystemCalls {
- public:
-  explicit ForgetfulDisk(FaultDisk& disk) : disk_(disk) {}
-  ssize_t pwrite(int, const void*, size_t size, off_t) override { return static_cast<ssize_t>(size); }
-  int openat(int directory, const char* name, int flags, mode_t mode) override {
-    return disk_.openat(directory, name, flags, mode);
-  }
-  int close(int descriptor) override { return disk_.close(descriptor); }
-  ssize_t pread(int descriptor, void* data, size_t size, off_t offset) override {
-    return disk_.pread(descriptor, data, size, offset);
-  }
-  int fsync(int descriptor) override { return disk_.fsync(descriptor); }
-  int fstat(int descriptor, struct stat* result) override { return disk_.fstat(descriptor, result); }
-
- private:
-  FaultDisk& disk_;
-};
-
-}  // namespace
 
 TEST_CASE("A part that does not arrive in the file is an error that names the rank", "[faults][checkpoint][sharding]") {
   const auto disk = disk_after({10});

@@ -161,13 +161,15 @@ def functions(text):
 
 
 def check_source_lines(tree):
-    """No source of the library, of a trainer or of an example is longer than MAX_SOURCE_LINES, and no function in it
-    is longer than MAX_FUNCTION_LINES."""
-    for name in tree.matching(r"^(libtrainkit|apps|examples)/.*\.(h|cpp|cu|cuh)$"):
+    """No source is longer than MAX_SOURCE_LINES, and no function of the library, of a trainer or of an example is longer
+    than MAX_FUNCTION_LINES."""
+    for name in tree.matching(r"^(libtrainkit|apps|examples|tests|bench)/.*\.(h|cpp|cu|cuh)$"):
         text = tree.read(name)
         lines = text.count("\n")
         if lines > MAX_SOURCE_LINES:
             yield f"{name}: has {lines} lines, more than {MAX_SOURCE_LINES}"
+        if name.startswith(("tests/", "bench/")):
+            continue
         for line, length, head in functions(text):
             if length > MAX_FUNCTION_LINES and not any(f" {table}(" in head for table in LONG_TABLES):
                 yield f"{name}:{line}: a function has {length} lines, more than {MAX_FUNCTION_LINES}"

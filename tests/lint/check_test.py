@@ -77,7 +77,8 @@ class CheckTest(unittest.TestCase):
             self.assertIn(words, problems[0])
 
     def test_a_source_that_is_too_long(self):
-        self.finds(check.check_source_lines, {"libtrainkit/src/data/b.cpp": "\n" * 401}, "has 401 lines")
+        for name in ("libtrainkit/src/data/b.cpp", "tests/data/b_test.cpp"):
+            self.finds(check.check_source_lines, {name: "\n" * 401}, "has 401 lines")
         body = "  run();\n"
         for lines, problems in ((58, 0), (60, 1)):
             source = f"int f(int a,\n      int b) {{\n{body * (lines - 1)}}}\n\nclass C {{\n  void g() const {{\n{('  ' + body) * (lines - 1)}  }}\n}};\n"

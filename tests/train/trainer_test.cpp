@@ -1,104 +1,18 @@
+// The Trainer's loop: what it logs and reports, its limits and errors.
 #include "trainkit/train/trainer.h"
 
 #include <ATen/record_function.h>
-#include <signal.h>
 
 #include <cmath>
 
 #include "loop_util.h"
 #include "test_util.h"
-#include "train/validation.h"
+#include "trainer_run.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/optim/sgd.h"
-#include "trainkit/train/checkpoint.h"
-#include "trainkit/train/weights.h"
 
 using namespace trainkit;
 using namespace trainkit::test;
-
-namespace {
-
-/// Keeps logged values.
-class RecordingLogger final : public Logger {
- public:
-  void log(const LogRecord& record) override { records.push_back(record); }
-  absl::Status flush() override { return absl::OkStatus(); }
-  absl::Status rewind(int64_t step) override {
-    std::erase_if(records, [&](const LogRecord& record) { return record.step > step; });
-    return absl::OkStatus();
-  }
-  void print(std::string_view line) override { lines.emplace_back(line); }
-  std::vector<LogRecord> records;
-  std::vector<std::string> lines;
-};
-
-std::unique_ptr<Prefetcher> tiny_loader(int64_t rows, int64_t batch_size, int num_workers = 0) {
-  return Prefetcher::create(tiny_dataset(rows), RandomSampler(rows, {.seed = 3}),
-                            {.batch_size = batch_size, .num_workers = num_workers, .persistent_workers = true})
-      .value();
-}
-
-struct Outcome {
-  TrainerResult result;
-  NamedTensors weights;
-  std::vector<std::pair<int64_t, double>> losses;             // logged
-  std::vector<double> lrs = {};                               // logged
-  std::vector<std::pair<int64_t, std::string>> records = {};  // step and split of all logged records, in order
-};
-
-/// One run from a fixed seed with dropout, Adam state, a schedule, accumulation over an uneven epoch, and evaluation.
-absl::StatusOr<Outcome> run(const TrainerOptions& options, int64_t stop_at = -1, int num_workers = 0) {
-  torch::manual_seed(11);
-  auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
-  auto loader = tiny_loader(/*rows=*/52, /*batch_size=*/4, num_workers);
-  auto validation = tiny_loader(16, 8);
-  auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}), options).value();
-  RecordingLogger logger;
-  FitOptions fit{.validation = validation.get(), .logger = &logger};
-  int64_t calls = 0;
-  auto result = trainer.fit(
-      *loader,
-      [&](TinyNet& model, const Batch& batch) {
-        // The signal arrives in the middle of a step, between two micro-batches.
-        if (model->is_training() && ++calls == stop_at) raise(SIGTERM);
-        return tiny_loss(model, batch);
-      },
-      fit);
-  if (!result.ok()) return result.status();
-  Outcome outcome{*result, {}, {}};
-  for (const auto& [name, tensor] : named_tensors(*devices->module()))
-    outcome.weights.emplace_back(name, tensor.clone());
-  for (const LogRecord& record : logger.records) {
-    outcome.records.emplace_back(record.step, record.split);
-    if (record.split != "train") continue;
-    outcome.losses.emplace_back(record.step, *record.find("loss"));
-    outcome.lrs.push_back(record.lr.at(0));
-  }
-  return outcome;
-}
-
-TrainerOptions base_options(const std::string& output_dir, int64_t steps) {
-  return {.max_epochs = 0,
-          .max_steps = steps,
-          .grad_accum_steps = 2,
-          .grad_clip = 1.0,
-          .schedule = create_schedule({.name = "cosine", .total_steps = steps, .warmup_steps = 5}).value(),
-          .log_every = 1,
-          .eval_every = 10,
-          .save_every = 1000,
-          .output_dir = output_dir,
-          .handle_signals = true};
-}
-
-bool same_bits(const NamedTensors& a, const NamedTensors& b) {
-  if (a.size() != b.size()) return false;
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (a[i].first != b[i].first || !at::equal(a[i].second, b[i].second)) return false;
-  }
-  return true;
-}
-
-}  // namespace
 
 TEST_CASE("Training reduces the loss, logs at every interval and reports its result", "[train][trainer]") {
   const Outcome outcome = run({.max_epochs = 30, .log_every = 10, .eval_every = 50}).value();
@@ -109,126 +23,6 @@ TEST_CASE("Training reduces the loss, logs at every interval and reports its res
   CHECK(outcome.losses.back().second < outcome.losses.front().second / 2);
   CHECK(outcome.result.best_evaluation.at("loss") <= outcome.result.evaluation.at("loss"));
   CHECK(outcome.result.best_step > 0);
-}
-
-TEST_CASE("A run stopped at any step and resumed has the bits of an uninterrupted run", "[train][trainer][resume]") {
-  const TempDir whole_dir;
-  const Outcome whole = run(base_options(whole_dir / "run", 50)).value();
-  REQUIRE(whole.losses.size() == 50);
-  // 2 micro-batches per step; an epoch of 13 batches ends with a step of one. The last step has batches 92 and 93.
-  const int64_t stride = environment("TRAINKIT_TEST_FULL").empty() ? 14 : 2;  // --full: every step
-  for (int64_t stop_at = 1; stop_at <= 93; stop_at += stride) {
-    const TempDir dir;
-    TrainerOptions options = base_options(dir / "run", 50);
-    const Outcome first = run(options, stop_at).value();
-    REQUIRE(first.result.reason == ExitReason::kSignal);
-    REQUIRE(first.result.signal == SIGTERM);
-    options.resume = "latest";
-    const Outcome second = run(options, -1, /*num_workers=*/static_cast<int>(stop_at % 3)).value();
-    INFO("stopped in micro-batch " << stop_at << ", after step " << first.result.steps);
-    REQUIRE(second.result.steps == 50);
-    REQUIRE(same_bits(second.weights, whole.weights));
-    auto losses = first.losses;
-    losses.insert(losses.end(), second.losses.begin(), second.losses.end());
-    REQUIRE(losses == whole.losses);
-    REQUIRE(second.result.best_evaluation == whole.result.best_evaluation);
-  }
-}
-
-TEST_CASE("A run stopped in its last step and resumed has the records and position of an uninterrupted run",
-          "[train][trainer][resume]") {
-  for (const bool by_epochs : {false, true}) {
-    CAPTURE(by_epochs);
-    const auto options = [&](const std::string& folder) {
-      TrainerOptions settings = base_options(folder, by_epochs ? 14 : 13);  // 2 epochs are 14 steps
-      settings.log_every = 4;
-      if (by_epochs) {
-        settings.max_steps = 0;
-        settings.max_epochs = 2;
-      }
-      return settings;
-    };
-    const TempDir dir;
-    const Outcome whole = run(options(dir / "whole")).value();
-    TrainerOptions settings = options(dir / "stopped");
-    const Outcome stopped = run(settings, by_epochs ? 26 : 25).value();
-    CHECK(stopped.result.signal == SIGTERM);
-    settings.resume = "latest";
-    const Outcome resumed = run(settings).value();
-    CHECK(resumed.result.steps_run == 0);
-    CHECK(resumed.result.reason == whole.result.reason);
-    auto losses = stopped.losses;
-    losses.insert(losses.end(), resumed.losses.begin(), resumed.losses.end());
-    CHECK(losses == whole.losses);
-    auto records = stopped.records;
-    records.insert(records.end(), resumed.records.begin(), resumed.records.end());
-    CHECK(records == whole.records);
-    CHECK(same_bits(resumed.weights, whole.weights));
-    const auto place = [&](const std::string& name) {
-      const StateDict state =
-          load_checkpoint_state({.folder = dir / (name + "/checkpoints"), .step = whole.result.steps}).value();
-      return std::pair(get_state<int64_t>(state, "loader.epoch").value(),
-                       get_state<int64_t>(state, "loader.rows").value());
-    };
-    CHECK(place("stopped") == place("whole"));
-  }
-}
-
-TEST_CASE("Resuming a finished run trains no step and is no error", "[train][trainer][resume]") {
-  const TempDir dir;
-  TrainerOptions options = base_options(dir / "run", 8);
-  const Outcome first = run(options).value();
-  options.resume = "latest";
-  const Outcome second = run(options).value();
-  CHECK(second.result.steps == 8);
-  CHECK(second.result.steps_run == 0);
-  CHECK(same_bits(first.weights, second.weights));
-}
-
-TEST_CASE("A resumed run keeps the learning rate of its checkpoint and logs the rate that it ignores",
-          "[train][trainer][resume]") {
-  const TempDir dir;
-  auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
-  const auto loader = tiny_loader(52, 4);
-  RecordingLogger logger;
-  const auto fit = [&](double lr, const TrainerOptions& options) {
-    auto trainer = Trainer::create(*devices, AdamW({.lr = lr}), options).value();
-    REQUIRE(trainer.fit(*loader, tiny_loss, {.logger = &logger}).ok());
-    return trainer.optimizer().lr();
-  };
-  TrainerOptions options = {.max_epochs = 0, .max_steps = 4, .save_every = 2, .output_dir = dir.path()};
-  SECTION("with a schedule") { options.schedule = create_schedule({.name = "linear", .total_steps = 20}).value(); }
-  SECTION("without one") {}
-  fit(1e-2, options);
-  options.max_steps = 6;
-  options.resume = "latest";
-  const double kept = fit(1e-2, options);
-  CHECK(logger.lines.empty());
-  CHECK(fit(3e-2, options) == kept);
-  REQUIRE(logger.lines.size() == 1);
-  CHECK_THAT(logger.lines[0], Catch::Contains("checkpoint's learning rate 0.01; 0.03 is ignored"));
-}
-
-TEST_CASE("Resuming without a checkpoint is an error with exit code 5", "[train][trainer][resume]") {
-  const TempDir dir;
-  TrainerOptions options = base_options(dir / "run", 8);
-  options.resume = "latest";
-  CHECK(exit_code(run(options).status()) == ExitCode::kWeights);
-}
-
-TEST_CASE("A checkpoint of another model is refused with its name", "[train][trainer][resume]") {
-  const TempDir dir;
-  TrainerOptions options = base_options(dir / "run", 8);
-  REQUIRE(run(options).ok());
-  options.resume = "latest";
-  auto devices = DeviceReplicator::create([] { return torch::nn::Linear(8, 4); }).value();
-  auto loader = tiny_loader(52, 4);
-  auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}), options).value();
-  const auto result = trainer.fit(*loader, [](torch::nn::Linear& model, const Batch& b) {
-    return at::cross_entropy_loss(model->forward(b["x"]), b["y"]);
-  });
-  CHECK(exit_code(result.status()) == ExitCode::kWeights);
-  CHECK(error_of(result.status())->id == "weights.match");
 }
 
 TEST_CASE("Limits of steps, time and patience end the run", "[train][trainer]") {
@@ -254,66 +48,6 @@ TEST_CASE("A plateau scheduler follows the monitored metric in the configured di
   options.monitor_higher_is_better = true;  // so each evaluation is worse
   const std::vector<double> rises = run(options).value().lrs;
   CHECK(rises.back() < 0.5 * rises.front());
-}
-
-TEST_CASE("A run that ended by early stopping stays finished when it is resumed", "[train][trainer][resume]") {
-  const TempDir dir;
-  TrainerOptions options = base_options(dir / "run", 1000);
-  options.monitor_higher_is_better = true;
-  options.early_stopping = 2;
-  const Outcome first = run(options).value();
-  REQUIRE(first.result.reason == ExitReason::kEarlyStopping);
-  options.resume = "latest";
-  const Outcome second = run(options).value();
-  CHECK(second.result.reason == ExitReason::kEarlyStopping);
-  CHECK(second.result.steps_run == 0);
-  CHECK(second.result.best_step == first.result.best_step);
-  CHECK(same_bits(first.weights, second.weights));
-  options.early_stopping = 3;  // more patience: the run continues
-  CHECK(run(options).value().result.steps_run == 10);
-}
-
-TEST_CASE("A last evaluation interrupted by a signal runs on resume", "[train][trainer][resume]") {
-  const TempDir dir;
-  TrainerOptions options = base_options(dir / "run", 13);
-  const Outcome first = run(options, /*stop_at=*/25).value();  // in the first half of the last step
-  REQUIRE(first.result.steps == 13);
-  REQUIRE(first.result.reason == ExitReason::kSignal);
-  REQUIRE(first.result.best_step == 10);
-  options.resume = "latest";
-  const Outcome second = run(options).value();
-  CHECK(second.result.steps_run == 0);
-  CHECK(second.result.evaluation.contains("loss"));
-  CHECK(second.result.best_step == 13);
-  const Outcome third = run(options).value();  // it is kept
-  CHECK(third.result.best_evaluation == second.result.best_evaluation);
-  CHECK(third.result.evaluation.empty());
-}
-
-TEST_CASE("The checkpoint of the last step contains the last evaluation", "[train][trainer][resume]") {
-  // If it were also saved before, a kill in between would leave a finished run without its evaluation.
-  struct Watch final : Logger {
-    void log(const LogRecord& record) override { evaluated |= record.split == "val"; }
-    absl::Status flush() override {
-      saved_unevaluated |= !evaluated;
-      return absl::OkStatus();
-    }
-    bool evaluated = false, saved_unevaluated = false;
-  } watch;
-  const TempDir dir;
-  for (const bool by_steps : {true, false}) {
-    auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
-    auto loader = tiny_loader(52, 4), validation = tiny_loader(16, 8);
-    auto trainer = Trainer::create(*devices, SGD({.lr = 1e-2}),
-                                   {.max_epochs = by_steps ? 0 : 1,
-                                    .max_steps = by_steps ? 13 : 0,
-                                    .save_every = 13,
-                                    .output_dir = dir / (by_steps ? "steps" : "epochs")})
-                       .value();
-    watch.evaluated = false;
-    REQUIRE(trainer.fit(*loader, tiny_loss, {.validation = validation.get(), .logger = &watch}).value().steps == 13);
-    CHECK_FALSE(watch.saved_unevaluated);
-  }
 }
 
 TEST_CASE("A non-finite loss ends the run with exit code 9", "[train][trainer]") {
@@ -506,46 +240,4 @@ TEST_CASE("planned_steps equals the number of steps that fit runs", "[train][tra
   CHECK(planned_steps(loader->batches_per_epoch(), {.max_epochs = 3, .grad_accum_steps = 2}) == 21);
   CHECK(planned_steps(loader->batches_per_epoch(), {.max_epochs = 3, .max_steps = 10}) == 10);
   CHECK(planned_steps(loader->batches_per_epoch(), {.max_epochs = 0, .max_steps = 10}) == 10);
-}
-
-TEST_CASE("evaluate averages over all rows in evaluation mode and restores the mode", "[train][evaluate]") {
-  torch::manual_seed(2);
-  auto devices = DeviceReplicator::create([] { return TinyNet(0.5); }).value();
-  devices->module()->train();
-  TinyNet model(std::dynamic_pointer_cast<TinyNetImpl>(devices->module()));
-  const auto dataset = tiny_dataset(10);
-  auto ragged = Prefetcher::create(dataset, SequentialSampler(10), {.batch_size = 4}).value();
-  auto whole = Prefetcher::create(dataset, SequentialSampler(10), {.batch_size = 10}).value();
-  const LossFunction loss = make_loss_function(tiny_loss);
-  const double in_parts = evaluate(*devices, *ragged, loss).value().at("loss");
-  CHECK(devices->module()->is_training());
-  CHECK(in_parts == Approx(evaluate(*devices, *whole, loss).value().at("loss")).epsilon(1e-6));
-  CHECK(in_parts == evaluate(*devices, *ragged, loss).value().at("loss"));
-}
-
-TEST_CASE("evaluate reports each batch, with one replica and with several", "[train][evaluate]") {
-  for (const int64_t replicas : {1, 2}) {
-    auto devices = DeviceReplicator::create([] { return TinyNet(); }, {.cpu_replicas = replicas}).value();
-    auto loader = Prefetcher::create(tiny_dataset(10), SequentialSampler(10), {.batch_size = 4}).value();
-    std::vector<std::pair<int64_t, int64_t>> calls;
-    const auto count = [&](int64_t done, int64_t total) { calls.emplace_back(done, total); };
-    REQUIRE(evaluate(*devices, *loader, make_loss_function(tiny_loss), Precision::kFp32, count).ok());
-    CHECK(calls == std::vector<std::pair<int64_t, int64_t>>{{1, 3}, {2, 3}, {3, 3}});
-  }
-}
-
-TEST_CASE("A long evaluation prints a line every ten seconds, a short one none", "[train][evaluate]") {
-  RecordingLogger logger;
-  double now = 100;
-  const EvaluationProgress progress = progress_lines(logger, 7, [&] { return now; });
-  for (int64_t batch = 1; batch <= 100; ++batch) {
-    now += 0.25;
-    progress(batch, 100);
-  }
-  CHECK(logger.lines == std::vector<std::string>{"evaluation after step 7: 40% (40/100 batches), 0:15 left",
-                                                 "evaluation after step 7: 80% (80/100 batches), 0:05 left"});
-  logger.lines.clear();
-  const EvaluationProgress quick = progress_lines(logger, 8, [&] { return now; });
-  for (int64_t batch = 1; batch <= 100; ++batch) quick(batch, 100);
-  CHECK(logger.lines.empty());
 }

@@ -28,8 +28,7 @@ constexpr std::chrono::milliseconds kLivenessInterval{20};
 // All ranks then vote through the store, so that either all use shared memory or none does.
 //
 // A tensor passes in pieces of at most RankMemory::kCopyBytes. For each piece:
-// 1. A rank writes into a Slot where its values are, and counts `arrived` (release). A tensor in shared memory
-// (share())
+// 1. A rank writes into a Slot where its values are, and counts `arrived` (release). A tensor that share() has moved
 //    stays where it is; of another one, the rank copies the piece to its place for copies.
 // 2. It waits until every rank has arrived (acquire), and checks the sizes.
 // 3. All-reduce: it adds one share of the elements of all ranks and writes the sums into the memory of all ranks. So

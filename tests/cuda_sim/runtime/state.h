@@ -31,7 +31,7 @@ bool is_device_range(const void* address, size_t bytes);
 /// Clears the access history of freed bytes. Call with api_mutex held.
 void forget_accesses(const void* begin, size_t bytes);
 
-// ---- streams.cpp
+// ---- events.cpp
 /// A position in a stream: recorded by an event and waited for by a wait.
 struct Mark {
   std::mutex mutex;
@@ -44,6 +44,7 @@ struct Mark {
   bool query();
 };
 
+// ---- streams.cpp
 struct Capture;
 
 struct Stream {
@@ -72,6 +73,8 @@ struct Stream {
 
 /// nullptr, with the error cudaErrorInvalidResourceHandle reported, if it is not a stream.
 Stream* stream_of(cudaStream_t stream);
+/// The work that the host has waited for. Call with api_mutex held.
+Clock& host_clock();
 /// Records that the host has waited for all work in `clock`.
 void host_waited_for(const Clock& clock);
 /// Waits for all work of a device.

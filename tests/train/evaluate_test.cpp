@@ -1,0 +1,52 @@
+// evaluate() and the lines that a long evaluation prints.
+#include "trainkit/train/evaluate.h"
+
+#include "loop_util.h"
+#include "test_util.h"
+#include "train/validation.h"
+#include "trainer_run.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+
+TEST_CASE("evaluate averages over all rows in evaluation mode and restores the mode", "[train][evaluate]") {
+  torch::manual_seed(2);
+  auto devices = DeviceReplicator::create([] { return TinyNet(0.5); }).value();
+  devices->module()->train();
+  TinyNet model(std::dynamic_pointer_cast<TinyNetImpl>(devices->module()));
+  const auto dataset = tiny_dataset(10);
+  auto ragged = Prefetcher::create(dataset, SequentialSampler(10), {.batch_size = 4}).value();
+  auto whole = Prefetcher::create(dataset, SequentialSampler(10), {.batch_size = 10}).value();
+  const LossFunction loss = make_loss_function(tiny_loss);
+  const double in_parts = evaluate(*devices, *ragged, loss).value().at("loss");
+  CHECK(devices->module()->is_training());
+  CHECK(in_parts == Approx(evaluate(*devices, *whole, loss).value().at("loss")).epsilon(1e-6));
+  CHECK(in_parts == evaluate(*devices, *ragged, loss).value().at("loss"));
+}
+
+TEST_CASE("evaluate reports each batch, with one replica and with several", "[train][evaluate]") {
+  for (const int64_t replicas : {1, 2}) {
+    auto devices = DeviceReplicator::create([] { return TinyNet(); }, {.cpu_replicas = replicas}).value();
+    auto loader = Prefetcher::create(tiny_dataset(10), SequentialSampler(10), {.batch_size = 4}).value();
+    std::vector<std::pair<int64_t, int64_t>> calls;
+    const auto count = [&](int64_t done, int64_t total) { calls.emplace_back(done, total); };
+    REQUIRE(evaluate(*devices, *loader, make_loss_function(tiny_loss), Precision::kFp32, count).ok());
+    CHECK(calls == std::vector<std::pair<int64_t, int64_t>>{{1, 3}, {2, 3}, {3, 3}});
+  }
+}
+
+TEST_CASE("A long evaluation prints a line every ten seconds, a short one none", "[train][evaluate]") {
+  RecordingLogger logger;
+  double now = 100;
+  const EvaluationProgress progress = progress_lines(logger, 7, [&] { return now; });
+  for (int64_t batch = 1; batch <= 100; ++batch) {
+    now += 0.25;
+    progress(batch, 100);
+  }
+  CHECK(logger.lines == std::vector<std::string>{"evaluation after step 7: 40% (40/100 batches), 0:15 left",
+                                                 "evaluation after step 7: 80% (80/100 batches), 0:05 left"});
+  logger.lines.clear();
+  const EvaluationProgress quick = progress_lines(logger, 8, [&] { return now; });
+  for (int64_t batch = 1; batch <= 100; ++batch) quick(batch, 100);
+  CHECK(logger.lines.empty());
+}
