@@ -238,8 +238,8 @@ def compiler(build):
 
 
 def machine(build, gpu=False):
-    """Facts of this machine and of a build folder, and with `gpu` of its GPU. The processor's name includes its vector instructions, since a
-    virtual machine may hide the model."""
+    """Facts of this machine and of a build folder, and with `gpu` of its GPU. The processor's name includes its vector
+    instructions, since a virtual machine may hide the model."""
     cpuinfo = pathlib.Path("/proc/cpuinfo").read_text()
     cpu = re.search(r"model name\s*: (.*)", cpuinfo)
     flags = (re.search(r"^flags\s*: (.*)", cpuinfo, re.M) or [""])[0].split()

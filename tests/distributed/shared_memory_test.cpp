@@ -3,6 +3,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/types.h>
 
+#include <algorithm>
 #include <fstream>
 #include <mutex>
 
@@ -17,26 +18,26 @@ using namespace trainkit::test;
 
 namespace {
 
-/// Number of occurrences of `text` in this process's memory maps.
-int64_t mapped(const std::string& text) {
+/// The mappings of ranks' memory in this process: begin and end.
+std::vector<std::pair<uintptr_t, uintptr_t>> shared_mappings() {
   std::ifstream maps("/proc/self/maps");
-  int64_t count = 0;
-  for (std::string line; std::getline(maps, line);) count += line.find(text) != std::string::npos;
-  return count;
-}
-
-int64_t mapped_shared() { return mapped("memfd:trainkit-ranks"); }
-
-/// Whether an address is in the memory of a rank.
-bool is_shared(const void* address) {
-  std::ifstream maps("/proc/self/maps");
+  std::vector<std::pair<uintptr_t, uintptr_t>> found;
   for (std::string line; std::getline(maps, line);) {
     uintptr_t begin = 0, end = 0;
     if (line.find("memfd:trainkit-ranks") == std::string::npos) continue;
-    if (sscanf(line.c_str(), "%lx-%lx", &begin, &end) != 2) continue;
-    if (begin <= reinterpret_cast<uintptr_t>(address) && reinterpret_cast<uintptr_t>(address) < end) return true;
+    if (sscanf(line.c_str(), "%lx-%lx", &begin, &end) == 2) found.emplace_back(begin, end);
   }
-  return false;
+  return found;
+}
+
+int64_t mapped_shared() { return static_cast<int64_t>(shared_mappings().size()); }
+
+/// Whether an address is in the memory of a rank.
+bool is_shared(const void* address) {
+  const auto place = reinterpret_cast<uintptr_t>(address);
+  const auto mappings = shared_mappings();
+  return std::any_of(mappings.begin(), mappings.end(),
+                     [&](const auto& mapping) { return mapping.first <= place && place < mapping.second; });
 }
 
 /// The summand of `rank` with `size` numbers; its rounding depends on the order of addition.

@@ -12,16 +12,6 @@ using namespace trainkit;
 using namespace trainkit::test;
 namespace stdfs = std::filesystem;
 
-namespace {
-
-std::string repeated(const std::string& text, int times) {
-  std::string all;
-  for (int i = 0; i < times; ++i) all += text;
-  return all;
-}
-
-}  // namespace
-
 TEST_CASE("A broken file is refused with the tensor and the offsets of the error", "[io][safetensors]") {
   const std::string one = member("a", "F32", "[1]", "[0,4]");
   const struct {
@@ -31,13 +21,13 @@ TEST_CASE("A broken file is refused with the tensor and the offsets of the error
   } rows[] = {
       {"empty", "", "is too short for a safetensors file (got '0 bytes'"},
       {"7 bytes", std::string(7, '\0'), "is too short"},
-      {"header of no bytes", length_prefix(0), "header: does not start with '{'"},
-      {"header longer than the file", length_prefix(100) + "{}",
+      {"header of no bytes", little_endian<uint64_t>(0), "header: does not start with '{'"},
+      {"header longer than the file", little_endian<uint64_t>(100) + "{}",
        "is cut short within its header (got '10 bytes', expected at least 108)"},
-      {"header of 100,000,001 bytes", length_prefix(100'000'001) + "{}",
+      {"header of 100,000,001 bytes", little_endian<uint64_t>(100'000'001) + "{}",
        "its header would be too long (got '100000001 bytes'"},
-      {"header of 2^63 bytes", length_prefix(uint64_t{1} << 63) + "{}", "its header would be too long"},
-      {"header of 2^64 - 1 bytes", length_prefix(~uint64_t{0}) + "{}", "its header would be too long"},
+      {"header of 2^63 bytes", little_endian<uint64_t>(uint64_t{1} << 63) + "{}", "its header would be too long"},
+      {"header of 2^64 - 1 bytes", little_endian<uint64_t>(~uint64_t{0}) + "{}", "its header would be too long"},
       {"no brace", file_of("abcd"), "does not start with '{' (got 'a')"},
       {"leading space", file_of(" {}"), "does not start with '{'"},
       {"byte order mark", file_of("\xef\xbb\xbf{}"), "does not start with '{'"},
@@ -48,10 +38,9 @@ TEST_CASE("A broken file is refused with the tensor and the offsets of the error
        "header: is not valid JSON: it holds a NUL byte"},
       {"root is a list", file_of("[]"), "does not start with '{'"},
       {"depth of 10,000",
-       file_of(
-           object(joined({"\"a\":", object(joined({"\"x\":", std::string(10'000, '['), std::string(10'000, ']')}))}))),
+       file_of(object(join({"\"a\":", object(join({"\"x\":", std::string(10'000, '['), std::string(10'000, ']')}))}))),
        "nested deeper than 16"},
-      {"name twice", file_of(object(joined({one, ",", one})), 4), "a: is a duplicate"},
+      {"name twice", file_of(object(join({one, ",", one})), 4), "a: is a duplicate"},
       {"inner key twice", file_of(R"({"a":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 4),
        "a: has its 'dtype' twice"},
       {"no dtype", file_of(R"({"a":{"shape":[1],"data_offsets":[0,4]}})", 4), "a: has no dtype"},
@@ -78,7 +67,7 @@ TEST_CASE("A broken file is refused with the tensor and the offsets of the error
        "a: shape and dtype make no whole number"},
       {"dimension of 2^64 - 1", file_of(object(member("a", "U8", "[18446744073709551615,0]", "[0,0]"))),
        "a: shape and dtype make no whole number"},
-      {"65 dimensions", file_of(object(member("a", "U8", joined({"[1", repeated(",1", 64), "]"}), "[0,1]")), 1),
+      {"65 dimensions", file_of(object(member("a", "U8", join({"[1", repeat(",1", 64), "]"}), "[0,1]")), 1),
        "a: has too many dimensions (got '65'"},
       {"reversed offsets", file_of(object(member("a", "F32", "[1]", "[4,0]")), 4),
        "a: data_offsets are reversed (got '[4, 0]')"},
@@ -89,9 +78,9 @@ TEST_CASE("A broken file is refused with the tensor and the offsets of the error
        "a: data_offsets are not two numbers"},
       {"past the end", file_of(object(member("a", "F32", "[2]", "[0,8]")), 4),
        "a: data_offsets are past the end of the file, which is cut short (got '[0, 8]', expected an end at most 4)"},
-      {"overlap", file_of(object(joined({one, ",", member("b", "F32", "[1]", "[2,6]")})), 6),
+      {"overlap", file_of(object(join({one, ",", member("b", "F32", "[1]", "[2,6]")})), 6),
        "b: offsets overlap the tensor before (got '[2, 6]', expected a start at 4)"},
-      {"hole", file_of(object(joined({one, ",", member("b", "F32", "[1]", "[6,10]")})), 10),
+      {"hole", file_of(object(join({one, ",", member("b", "F32", "[1]", "[6,10]")})), 10),
        "b: offsets leave a hole (got '[6, 10]', expected a start at 4)"},
       {"hole at the start", file_of(object(member("a", "F32", "[1]", "[4,8]")), 8), "a: offsets leave a hole"},
       {"size is not the shape's", file_of(object(member("a", "F32", "[3]", "[0,4]")), 4),
@@ -118,7 +107,7 @@ TEST_CASE("A broken file is refused with the tensor and the offsets of the error
   test::TempDir dir;
   const std::string path = dir / "m.safetensors";
   for (const auto& row : rows) {
-    overwrite(path, row.bytes);
+    write_bytes(path, row.bytes);
     const auto file = SafetensorsFile::open(path);
     CAPTURE(row.name, file.status().ToString());
     REQUIRE_FALSE(file.ok());
@@ -133,7 +122,7 @@ TEST_CASE("A broken file is refused with the tensor and the offsets of the error
 TEST_CASE("A file that looks like another format gives a hint", "[io][safetensors]") {
   test::TempDir dir;
   const auto hint = [&](const std::string& bytes) {
-    overwrite(dir / "f", bytes);
+    write_bytes(dir / "f", bytes);
     return error_of(SafetensorsFile::open(dir / "f").status())->hint;
   };
   CHECK(hint(std::string("PK\x03\x04", 4) + std::string(40, 'x')).find("torch.save") != std::string::npos);
@@ -186,7 +175,7 @@ TEST_CASE("A header made to fill the memory is refused within 256 MiB", "[io][sa
   test::TempDir dir;
   for (const auto& row : rows) {
     CAPTURE(row.name);
-    overwrite(dir / "m.safetensors", file_of(row.header()));
+    write_bytes(dir / "m.safetensors", file_of(row.header()));
     test::reset_peak_memory();
     const int64_t before = test::peak_memory();
     const absl::Status status = SafetensorsFile::open(dir / "m.safetensors").status();
@@ -210,7 +199,7 @@ TEST_CASE("A file that shrinks after it was opened is an error that names it", "
 TEST_CASE("A tensor larger than memory in a sparse file is an error, not a crash", "[io][safetensors]") {
   test::TempDir dir;
   const std::string header = object(member("a", "U8", "[1125899906842624]", "[0,1125899906842624]"));  // 1 PiB
-  overwrite(dir / "f", file_of(header));
+  write_bytes(dir / "f", file_of(header));
   std::error_code error;
   stdfs::resize_file(dir / "f", 8 + header.size() + (uint64_t{1} << 50), error);
   if (error) return;  // this file system does not support such sizes; the file above is "cut short"
@@ -223,9 +212,9 @@ TEST_CASE("Every prefix of a file is refused", "[io][safetensors]") {
   REQUIRE(save_safetensors(Fs::posix(), dir / "whole",
                            {{"a", torch::ones({3, 2})}, {"b", torch::ones({5}, torch::kByte)}}, {{"format", "pt"}})
               .ok());
-  const std::string whole = file_bytes(dir / "whole");
+  const std::string whole = read_bytes(dir / "whole");
   for (size_t size = 0; size < whole.size(); ++size) {
-    overwrite(dir / "cut", whole.substr(0, size));
+    write_bytes(dir / "cut", whole.substr(0, size));
     const auto file = SafetensorsFile::open(dir / "cut");
     CAPTURE(size, file.status().ToString());
     REQUIRE_FALSE(file.ok());

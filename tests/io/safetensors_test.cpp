@@ -68,15 +68,15 @@ TEST_CASE("The bytes of a file do not depend on the order of the tensors", "[io]
   REQUIRE(save_safetensors(Fs::posix(), dir / "1", tensors).ok());
   std::reverse(tensors.begin(), tensors.end());
   REQUIRE(save_safetensors(Fs::posix(), dir / "2", tensors).ok());
-  CHECK(file_bytes(dir / "1") == file_bytes(dir / "2"));
-  CHECK(static_cast<int64_t>(file_bytes(dir / "1").size()) == safetensors_bytes(tensors).value());
+  CHECK(read_bytes(dir / "1") == read_bytes(dir / "2"));
+  CHECK(static_cast<int64_t>(read_bytes(dir / "1").size()) == safetensors_bytes(tensors).value());
   CHECK(SafetensorsFile::open(dir / "1")->names() == std::vector<std::string>{"c", "b", "a"});
 }
 
 TEST_CASE("A tensor that cannot be written is reported by name, and the previous file stays", "[io][safetensors]") {
   test::TempDir dir;
   REQUIRE(save_safetensors(Fs::posix(), dir / "f", {{"a", torch::ones({2})}}).ok());
-  const std::string before = file_bytes(dir / "f");
+  const std::string before = read_bytes(dir / "f");
   const struct {
     const char* field;
     NamedTensors tensors;
@@ -92,7 +92,7 @@ TEST_CASE("A tensor that cannot be written is reported by name, and the previous
     CAPTURE(status.ToString());
     CHECK(absl::IsInvalidArgument(status));
     CHECK(error_of(status)->field == row.field);
-    CHECK(file_bytes(dir / "f") == before);
+    CHECK(read_bytes(dir / "f") == before);
   }
   CHECK(Fs::posix().open_directory(dir.path())->list()->size() == 1);
 }
@@ -105,11 +105,11 @@ TEST_CASE("Unusual headers that the format permits are accepted", "[io][safetens
       file_of(R"({"__metadata__":null})"),
       file_of(object(member("", "F32", "[]", "[0,4]")), 4),
       file_of(object(member("a", "F64", "[0,9223372036854775807]", "[0,0]"))),
-      file_of(object(joined({member("b", "U8", "[1]", "[4,5]"), ",", member("a", "F32", "[1]", "[0,4]")})), 5),
+      file_of(object(join({member("b", "U8", "[1]", "[4,5]"), ",", member("a", "F32", "[1]", "[0,4]")})), 5),
       file_of(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"extra":{"shape":[2],"x":[null]}}})", 1),
   };
   for (const auto& bytes : rows) {
-    overwrite(dir / "f", bytes);
+    write_bytes(dir / "f", bytes);
     CAPTURE(bytes);
     const auto file = SafetensorsFile::open(dir / "f");
     REQUIRE(file.status() == absl::OkStatus());
@@ -119,12 +119,11 @@ TEST_CASE("Unusual headers that the format permits are accepted", "[io][safetens
 
 TEST_CASE("Data at an unaligned address is copied to an aligned tensor", "[io][safetensors]") {
   test::TempDir dir;
-  const std::string header =
-      object(joined({member("a", "U8", "[1]", "[0,1]"), ",", member("b", "F64", "[1]", "[1,9]")}));
+  const std::string header = object(join({member("a", "U8", "[1]", "[0,1]"), ",", member("b", "F64", "[1]", "[1,9]")}));
   const double value = 2.5;
   std::string bytes = file_of(header, 1);
   bytes.append(reinterpret_cast<const char*>(&value), 8);
-  overwrite(dir / "f", bytes);
+  write_bytes(dir / "f", bytes);
   const at::Tensor b = SafetensorsFile::open(dir / "f")->tensor("b").value();
   CHECK(b.item<double>() == 2.5);
   CHECK(reinterpret_cast<uintptr_t>(b.data_ptr()) % 16 == 0);
@@ -132,7 +131,7 @@ TEST_CASE("Data at an unaligned address is copied to an aligned tensor", "[io][s
 
 TEST_CASE("A boolean with any bit set is true", "[io][safetensors]") {
   test::TempDir dir;
-  overwrite(dir / "f", file_of(object(member("a", "BOOL", "[2]", "[0,2]"))) + std::string("\0\x82", 2));
+  write_bytes(dir / "f", file_of(object(member("a", "BOOL", "[2]", "[0,2]"))) + std::string("\0\x82", 2));
   const at::Tensor a = SafetensorsFile::open(dir / "f")->tensor("a").value();
   CHECK(torch::equal(a, torch::tensor({false, true})));
   CHECK(torch::equal(a.to(torch::kByte), torch::tensor({0, 1}, torch::kByte)));
@@ -140,7 +139,7 @@ TEST_CASE("A boolean with any bit set is true", "[io][safetensors]") {
 
 TEST_CASE("A dtype that LibTorch lacks can be listed but not read", "[io][safetensors]") {
   test::TempDir dir;
-  overwrite(dir / "f", file_of(object(member("a", "F4", "[2]", "[0,1]")), 1));
+  write_bytes(dir / "f", file_of(object(member("a", "F4", "[2]", "[0,1]")), 1));
   const auto file = SafetensorsFile::open(dir / "f").value();
   CHECK(file.entries().at(0).dtype == "F4");
   const absl::Status status = file.tensor("a").status();
@@ -150,7 +149,7 @@ TEST_CASE("A dtype that LibTorch lacks can be listed but not read", "[io][safete
 
 TEST_CASE("An empty tensor with sizes beyond LibTorch's limit can be listed but not read", "[io][safetensors]") {
   test::TempDir dir;
-  overwrite(dir / "f", file_of(object(member("a", "F32", "[0,1099511627776,1099511627776]", "[0,0]")), 0));
+  write_bytes(dir / "f", file_of(object(member("a", "F32", "[0,1099511627776,1099511627776]", "[0,0]")), 0));
   const auto file = SafetensorsFile::open(dir / "f").value();  // as the reference does
   CHECK(file.entries().at(0).shape.at(2) == int64_t{1} << 40);
   const absl::Status status = file.tensor("a").status();
@@ -194,7 +193,7 @@ TEST_CASE("copy_named_tensors reports all mismatches by name and copies nothing"
   CHECK(torch::equal(a, torch::zeros({2})));
 
   NamedTensors many;
-  for (int i = 0; i < 100; ++i) many.emplace_back(joined({"t", std::to_string(i)}), torch::ones({1}));
+  for (int i = 0; i < 100; ++i) many.emplace_back(join({"t", std::to_string(i)}), torch::ones({1}));
   const std::string text = error_of(copy_named_tensors({}, many, "f"))->problem;
   CHECK(text.find("100 missing") != std::string::npos);
   CHECK_THAT(text, Catch::Contains("t4 and 95 more)") && !Catch::Contains("t5,"));

@@ -9,28 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "io/bytes.h"
 #include "io/zip_writer.h"
 #include "trainkit/core/fs.h"
 
 namespace trainkit::test {
-
-template <class T>
-std::string little_endian(T value) {
-  return std::string(reinterpret_cast<const char*>(&value), sizeof(T));
-}
-
-inline std::string join(std::initializer_list<std::string_view> pieces) {
-  std::string all;
-  for (const std::string_view piece : pieces) all += piece;
-  return all;
-}
-
-inline std::string repeat(std::string_view text, size_t times) {
-  std::string all;
-  all.reserve(text.size() * times);
-  for (size_t i = 0; i < times; ++i) all += text;
-  return all;
-}
 
 // Opcodes.
 
@@ -60,11 +43,6 @@ inline std::string pickled_a(std::string_view value) { return pickled(join({"}",
 // Files.
 
 using Entries = std::vector<std::pair<std::string, std::string>>;
-
-inline void write_bytes(const std::string& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary) << bytes;
-}
-inline std::string read_bytes(const std::string& path) { return Fs::posix().read_file(path, int64_t{1} << 30).value(); }
 
 inline void write_zip(const std::string& path, const Entries& entries, uint64_t zip64_from = 0xffffffff) {
   const auto [parent, name] = split_path(path);

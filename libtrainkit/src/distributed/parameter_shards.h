@@ -66,7 +66,8 @@ struct ShardCollectives {
   std::function<at::Tensor(const at::Tensor& part)> gather_on_host = nullptr;
   /// Returns the tensors of all ranks, which have one size, as rows in host memory. Called like gather_on_host.
   std::function<at::Tensor(const at::Tensor& own)> exchange_on_host = nullptr;
-  /// Moves the memory of a buffer, with all its views, to where the calls above need no copy; null on GPUs.
+  /// Moves the memory of a buffer, with all its views, to where the calls above need no copy, if there is such a
+  /// place; null for a plan and for replicas of one process.
   std::function<void(const at::Tensor& buffer)> share = nullptr;
   /// Returns the device allocator's cached memory; null on the CPU.
   std::function<void()> empty_cache = nullptr;

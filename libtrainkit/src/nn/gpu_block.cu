@@ -229,12 +229,12 @@ __global__ void __launch_bounds__(kRowWarps* kWarp, 1) norm_gradient_by_warps_ke
 }
 
 /// Launches norm_gradient_by_warps_kernel with 1, 3 or 6 chunks, which hold a row. Returns false if none does.
-template <typename S, typename P, int count, bool has_bias, int chunks = 1>
+template <typename S, typename P, int count, bool has_bias, int chunks = 1, int more = chunks == 1 ? 3 : 2 * chunks>
 bool launch_by_warps(const NormGradientArguments& a, unsigned blocks, cudaStream_t stream) {
   if constexpr (count == 1 || chunks * count > kMostValues) {
     return false;
   } else if (a.width > int64_t{chunks} * kWarp * count) {
-    return launch_by_warps < S, P, count, has_bias, chunks == 1 ? 3 : 2 * chunks > (a, blocks, stream);
+    return launch_by_warps<S, P, count, has_bias, more>(a, blocks, stream);
   } else {
     norm_gradient_by_warps_kernel<S, P, count, chunks, has_bias>
         <<<blocks, kRowWarps * kWarp, (has_bias ? 2 : 1) * a.width * sizeof(float), stream>>>(a);

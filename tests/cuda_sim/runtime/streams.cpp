@@ -1,5 +1,4 @@
 // Streams are queues with one thread each.
-#include <cstring>
 #include <random>
 #include <thread>
 #include <utility>
