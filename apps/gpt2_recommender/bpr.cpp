@@ -15,6 +15,7 @@
 
 #include "core/gpu_operations.h"
 #include "core/vectorized.h"
+#include "trainkit/nn/functional.h"
 
 namespace trainkit::rec {
 namespace {
@@ -196,9 +197,9 @@ at::Tensor bpr_loss(const at::Tensor& user_table, const at::Tensor& item_table, 
   const bool fast = !trainkit::detail::GpuOperations::wanted() && has_fast_path(user_table, users) &&
                     has_fast_path(item_table, positives) && has_fast_path(item_table, negatives) && count > 0;
   if (!fast) {
-    const at::Tensor u = at::embedding(user_table, users);
-    return bpr_loss((u * at::embedding(item_table, positives)).sum(-1),
-                    (u * at::embedding(item_table, negatives)).sum(-1));
+    const std::vector<at::Tensor> items = trainkit::embedding(at::stack({positives, negatives}), item_table).unbind();
+    const at::Tensor margins = (trainkit::embedding(users, user_table) * (items[0] - items[1])).sum(-1);
+    return -at::log_sigmoid(margins).mean();
   }
   TORCH_CHECK_VALUE(
       user_table.size(1) == item_table.size(1) && positives.numel() == count && negatives.numel() == count,

@@ -106,6 +106,22 @@ TEST_CASE("cross_entropy on a GPU treats ignored rows, NaN and infinity as LibTo
   check_odd_logits(at::kCUDA);
 }
 
+TEST_CASE("embedding and its gradient on a GPU equal LibTorch's", "[nn][gpu]") {
+  SKIP_WITHOUT_GPU();
+  torch::manual_seed(10);
+  for (const int64_t width : {1, 48, 300}) {
+    check_embedding(at::kCUDA, {1}, width, 50);
+    check_embedding(at::kCUDA, {3, 7}, width, 1);
+    check_embedding(at::kCUDA, {is_for_gpus(4096 * width) ? 500 : 4096}, width, 50);
+  }
+  const at::Tensor weight = random_values({50, 8}, at::kFloat, at::kCUDA);
+  const auto node = [&](const at::Tensor& ids, const at::Tensor& table) {
+    return trainkit::embedding(ids.to(at::kCUDA), table).grad_fn()->name();
+  };
+  CHECK(node(torch::randint(50, {4097}), weight).find("EmbeddingBackward") != std::string::npos);
+  CHECK(node(torch::randint(50, {4}), weight.to(at::kHalf)).find("EmbeddingBackward") != std::string::npos);
+}
+
 TEST_CASE("A block with our operations on a GPU equals the block of separate ones", "[nn][gpu]") {
   SKIP_WITHOUT_GPU();
   torch::manual_seed(5);

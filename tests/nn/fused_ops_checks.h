@@ -222,11 +222,32 @@ std::vector<at::Tensor> results_of(Model& model, const Forward& forward) {
   return all;
 }
 
+/// @param distinct number of ids that occur.
+inline void check_embedding(at::Device device, at::IntArrayRef shape, int64_t width, int64_t distinct) {
+  CAPTURE(device, shape, width, distinct);
+  const at::Tensor weight = random_values({50, width}, at::kFloat, device);
+  const at::Tensor ids = torch::randint(distinct, shape).to(device);
+  const at::Tensor ours = trainkit::embedding(ids, weight);
+  CHECK(ours.grad_fn()->name().find("EmbeddingFunction") != std::string::npos);
+  CHECK(ours.equal(at::embedding(weight, ids)));
+  const at::Tensor d_out = torch::randn(ours.sizes()).to(device);
+  const at::Tensor gradient = torch::autograd::grad({ours}, {weight}, {d_out}, /*retain_graph=*/true)[0];
+  const std::vector<at::Tensor> exact = exact_copies({weight});
+  const at::Tensor expected =
+      torch::autograd::grad({at::embedding(exact[0], ids.cpu())}, exact, {d_out.to(at::kDouble).cpu()})[0];
+  CHECK(worst_relative(gradient, expected) < 2e-6);
+  CHECK(gradient.equal(torch::autograd::grad({ours}, {weight}, {d_out}, /*retain_graph=*/true)[0]));
+  CHECK_THROWS_AS(torch::autograd::grad({ours}, {weight}, {d_out}, true, /*create_graph=*/true),
+                  c10::NotImplementedError);
+}
+
 /// Checks that a block in two nodes has the bits of its operations one by one, also of gradients, twice over one graph.
+/// Under autocast gradients of weights are not rounded to the dtype of the products.
 /// @param frozen number of weights, from the first, that require no gradient.
 inline void check_fused_gpu_block(at::Device device, const Types& types, bool has_bias, bool is_transposed,
                                   size_t frozen) {
-  CAPTURE(device, types.stream, types.product, has_bias, is_transposed, frozen);
+  const bool has_branch = has_bias != is_transposed;
+  CAPTURE(device, types.stream, types.product, has_bias, is_transposed, has_branch, frozen);
   constexpr int64_t kWidth = 48, kHeads = 3;
   const AutocastGuard autocast(device, types.product, types.uses_autocast());
   const auto weight = [&](int64_t in, int64_t out) {
@@ -253,6 +274,8 @@ inline void check_fused_gpu_block(at::Device device, const Types& types, bool ha
   }
   for (size_t k = 1; k <= frozen; ++k) inputs[k].requires_grad_(false);
   inputs.erase(inputs.begin() + 1, inputs.begin() + 1 + static_cast<int64_t>(frozen));
+  if (has_branch) inputs.push_back(random_values({2, 7, kWidth}, types.product, device));
+  const detail::ResidualStream x{inputs[0], has_branch ? inputs.back() : at::Tensor()};
   const auto attention = [](const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
     return at::scaled_dot_product_attention(query, key, value, {}, 0.0, /*is_causal=*/true);
   };
@@ -274,10 +297,10 @@ inline void check_fused_gpu_block(at::Device device, const Types& types, bool ha
                                      .eps = 1e-5,
                                      .activation = detail::Activation::kGeluTanh,
                                      .weights_are_transposed = is_transposed};
-  REQUIRE(detail::has_fused_gpu_block(inputs[0], w, options));
-  const at::Tensor ours = detail::fused_gpu_block(inputs[0], w, options, attention);
+  REQUIRE(detail::has_fused_gpu_block(x, w, options));
+  const at::Tensor ours = detail::fused_gpu_block(x, w, options, attention).added();
   const at::Tensor separate =
-      detail::residual_block(inputs[0], {w.ln_1, w.ln_1_bias, 1e-5}, attend, {w.ln_2, w.ln_2_bias, 1e-5}, mlp);
+      detail::residual_block(x, {w.ln_1, w.ln_1_bias, 1e-5}, attend, {w.ln_2, w.ln_2_bias, 1e-5}, mlp).added();
   CHECK(ours.equal(separate));
   const at::Tensor gradient = torch::randn(ours.sizes()).to(ours.options());
   const auto expected = torch::autograd::grad({separate}, inputs, {gradient});
@@ -286,7 +309,12 @@ inline void check_fused_gpu_block(at::Device device, const Types& types, bool ha
     for (size_t k = 0; k < inputs.size(); ++k) {
       CAPTURE(k, inputs[k].sizes());
       CHECK(gradients[k].scalar_type() == inputs[k].scalar_type());
-      CHECK(gradients[k].equal(expected[k]));
+      if (types.uses_autocast() && inputs[k].dim() == 2) {
+        CHECK(worst_relative(gradients[k], expected[k]) < types.tolerance());
+        CHECK(!gradients[k].equal(gradients[k].to(types.product).to(types.stream)));
+      } else {
+        CHECK(gradients[k].equal(expected[k]));
+      }
     }
   }
   CHECK_THROWS_AS(torch::autograd::grad({ours}, inputs, {gradient}, true, /*create_graph=*/true),

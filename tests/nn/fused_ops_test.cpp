@@ -118,6 +118,12 @@ TEST_CASE("A block of GPU operations equals the block of separate ones, with dro
   check_blocks(adapted, at::kCPU, kTypes[0], forward);
 }
 
+TEST_CASE("embedding for a GPU and its gradient equal LibTorch's", "[nn][fused_ops]") {
+  const trainkit::detail::GpuOperations gpu(true);
+  torch::manual_seed(10);
+  check_embedding(at::kCPU, {3, 70}, 48, 20);
+}
+
 TEST_CASE("A block in two nodes has the bits of its operations one by one", "[nn][fused_ops]") {
   const trainkit::detail::GpuOperations gpu(true);
   torch::manual_seed(7);

@@ -16,6 +16,7 @@
 
 #include "amp/scaling_state.h"
 #include "core/option_problems.h"
+#include "core/tensor_lists.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
@@ -121,9 +122,13 @@ void GradScaler::unscale(const Unscaling& unscaling) const {
   at::Tensor found_inf = unscaling.found_inf;
   found_inf.zero_();
   for (const auto& [dtype, gradients] : unscaling.groups) {
+    if (detail::has_list_kernels(gradients)) {
+      detail::unscale_by_kernel(gradients, found_inf, unscaling.inverse_scale);
+      continue;
+    }
     at::_amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, unscaling.inverse_scale);
-    // The operation checks the gradients before it multiplies them. A factor of at most 1 keeps a finite gradient
-    // finite. A larger one (a scale below 1) can overflow, so check again with factor 1.
+    // LibTorch's operation checks the gradients before it multiplies them. A factor of at most 1 keeps a finite
+    // gradient finite. A larger one (a scale below 1) can overflow, so check again with factor 1.
     if (unscaling.one.defined()) at::_amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, unscaling.one);
   }
   unscaling.state.found_inf = found_inf;

@@ -1,4 +1,9 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
+
+#include <cfloat>
+#include <cmath>
 
 #include "core/tensor_list_kernels.h"
 
@@ -26,9 +31,112 @@ __global__ void scale_kernel(TensorList tensors, const float* __restrict__ value
   }
 }
 
-__global__ void gather_kernel(TensorList tensors, float* __restrict__ out) {
-  const int t = static_cast<int>(threadIdx.x);
-  if (t < tensors.count) out[t] = *tensors.data[t];
+__global__ void unscale_kernel(TensorList tensors, Chunks<> chunks, const float* __restrict__ value,
+                               float* __restrict__ found_inf) {
+  const int block = static_cast<int>(blockIdx.x), t = chunks.tensor_at(block, tensors.count);
+  const int64_t begin = (block - chunks.first[t]) * chunks.size;
+  const int64_t left = tensors.sizes[t] - begin, size = left < chunks.size ? left : chunks.size;
+  float* const data = tensors.data[t] + begin;
+  const float by = *value;
+  for (int64_t i = threadIdx.x; i < size; i += blockDim.x) {
+    const float x = data[i] * by;
+    if (!(fabsf(x) <= FLT_MAX)) *found_inf = 1;  // all that write it write the same
+    if (by != 1) data[i] = x;
+  }
+}
+
+/// Returns the sum over the block's threads, to all of them. Always added in the same order.
+__device__ float sum_of_block(float value) {
+  constexpr int kWarp = 32, kMostWarps = 32;
+  __shared__ float warps[kMostWarps];
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
+  if (threadIdx.x % kWarp == 0) warps[threadIdx.x / kWarp] = value;
+  __syncthreads();
+  float total = 0;
+  for (int warp = 0; warp < static_cast<int>(blockDim.x) / kWarp; ++warp) total += warps[warp];
+  return total;
+}
+
+__device__ bool is_aligned(const void* address, int64_t bytes) {
+  return reinterpret_cast<uintptr_t>(address) % bytes == 0;
+}
+
+__global__ void squares_kernel(TensorList tensors, Chunks<> chunks, float* __restrict__ sums) {
+  const int block = static_cast<int>(blockIdx.x), t = chunks.tensor_at(block, tensors.count);
+  const int64_t begin = (block - chunks.first[t]) * chunks.size;
+  const int64_t left = tensors.sizes[t] - begin, size = left < chunks.size ? left : chunks.size;
+  const float* const data = tensors.data[t] + begin;
+  float total = 0;
+  if (is_aligned(data, sizeof(float4))) {
+    for (int64_t i = threadIdx.x; i < size / 4; i += blockDim.x) {
+      const float4 x = reinterpret_cast<const float4*>(data)[i];
+      total += x.x * x.x + x.y * x.y + (x.z * x.z + x.w * x.w);
+    }
+    for (int64_t i = size / 4 * 4 + threadIdx.x; i < size; i += blockDim.x) total += data[i] * data[i];
+  } else {
+    for (int64_t i = threadIdx.x; i < size; i += blockDim.x) total += data[i] * data[i];
+  }
+  total = sum_of_block(total);
+  if (threadIdx.x == 0) sums[block] = total;
+}
+
+__global__ void norm_kernel(const float* __restrict__ sums, int64_t count, float* __restrict__ norm) {
+  float total = 0;
+  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) total += sums[i];
+  total = sum_of_block(total);
+  if (threadIdx.x == 0) *norm = sqrtf(total);
+}
+
+__global__ void copy_kernel(CopyList list, Chunks<> chunks, const float* __restrict__ condition) {
+  if (condition && *condition == 0) return;
+  const int block = static_cast<int>(blockIdx.x), t = chunks.tensor_at(block, list.count);
+  const int64_t begin = (block - chunks.first[t]) * chunks.size;
+  const int64_t left = list.sizes[t] - begin, size = left < chunks.size ? left : chunks.size;
+  const char* const from = static_cast<const char*>(list.from[t]) + begin;
+  char* const to = static_cast<char*>(list.to[t]) + begin;
+  int64_t done = 0;
+  if (is_aligned(from, sizeof(int)) && is_aligned(to, sizeof(int))) {
+    const int64_t words = size / static_cast<int64_t>(sizeof(int));
+    done = words * static_cast<int64_t>(sizeof(int));
+    for (int64_t i = threadIdx.x; i < words; i += blockDim.x) {
+      reinterpret_cast<int*>(to)[i] = reinterpret_cast<const int*>(from)[i];
+    }
+  }
+  for (int64_t i = done + threadIdx.x; i < size; i += blockDim.x) to[i] = from[i];
+}
+
+template <typename To>
+__device__ To rounded(float x);
+template <>
+__device__ __nv_bfloat16 rounded<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
+template <>
+__device__ __half rounded<__half>(float x) {
+  return __float2half_rn(x);
+}
+
+template <typename To>
+struct alignas(4 * sizeof(To)) Four {
+  To values[4];
+};
+
+template <typename To>
+__global__ void cast_kernel(CastList tensors, Chunks<> chunks) {
+  const int block = static_cast<int>(blockIdx.x), t = chunks.tensor_at(block, tensors.count);
+  const int64_t begin = (block - chunks.first[t]) * chunks.size;
+  const int64_t left = tensors.sizes[t] - begin, size = left < chunks.size ? left : chunks.size;
+  const float* const from = tensors.from[t] + begin;
+  To* const to = static_cast<To*>(tensors.to[t]) + begin;
+  int64_t done = 0;
+  if (is_aligned(from, sizeof(float4)) && is_aligned(to, sizeof(Four<To>))) {
+    done = size / 4 * 4;
+    for (int64_t i = threadIdx.x; i < size / 4; i += blockDim.x) {
+      const float4 x = reinterpret_cast<const float4*>(from)[i];
+      reinterpret_cast<Four<To>*>(to)[i] = {rounded<To>(x.x), rounded<To>(x.y), rounded<To>(x.z), rounded<To>(x.w)};
+    }
+  }
+  for (int64_t i = done + threadIdx.x; i < size; i += blockDim.x) to[i] = rounded<To>(from[i]);
 }
 
 }  // namespace
@@ -43,8 +151,49 @@ int launch_scale(const TensorList& tensors, const float* value, float max_norm, 
   return cudaGetLastError();
 }
 
-int launch_gather(const TensorList& tensors, float* out, void* stream) {
-  gather_kernel<<<1, kMostTensors, 0, static_cast<cudaStream_t>(stream)>>>(tensors, out);
+int launch_unscale(const TensorList& tensors, const float* value, float* found_inf, void* stream) {
+  const Chunks<> chunks = Chunks<>::of(tensors.sizes, tensors.count);
+  const auto blocks = static_cast<unsigned>(chunks.first[tensors.count]);
+  if (blocks > 0) {
+    unscale_kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(tensors, chunks, value, found_inf);
+  }
+  return cudaGetLastError();
+}
+
+int launch_squares(const TensorList& tensors, const Chunks<>& chunks, float* sums, void* stream) {
+  const int blocks = chunks.first[tensors.count];
+  if (blocks > 0) {
+    squares_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(tensors, chunks,
+                                                                                                      sums);
+  }
+  return cudaGetLastError();
+}
+
+int launch_norm(const float* sums, int64_t count, float* norm, void* stream) {
+  constexpr int kMostThreads = 1024;
+  norm_kernel<<<1, kMostThreads, 0, static_cast<cudaStream_t>(stream)>>>(sums, count, norm);
+  return cudaGetLastError();
+}
+
+int launch_copy(const CopyList& bytes, const float* condition, void* stream) {
+  const Chunks<> chunks = Chunks<>::of(bytes.sizes, bytes.count);
+  const auto blocks = static_cast<unsigned>(chunks.first[bytes.count]);
+  if (blocks > 0) {
+    copy_kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(bytes, chunks, condition);
+  }
+  return cudaGetLastError();
+}
+
+int launch_cast(const CastList& tensors, bool to_bfloat16, void* stream) {
+  const Chunks<> chunks = Chunks<>::of(tensors.sizes, tensors.count);
+  const auto blocks = static_cast<unsigned>(chunks.first[tensors.count]);
+  auto* const on = static_cast<cudaStream_t>(stream);
+  if (blocks == 0) return cudaSuccess;
+  if (to_bfloat16) {
+    cast_kernel<__nv_bfloat16><<<blocks, kThreads, 0, on>>>(tensors, chunks);
+  } else {
+    cast_kernel<__half><<<blocks, kThreads, 0, on>>>(tensors, chunks);
+  }
   return cudaGetLastError();
 }
 

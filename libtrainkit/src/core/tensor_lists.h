@@ -13,7 +13,7 @@ at::Tensor clip_factor(const at::Tensor& norm, double max_norm);
 
 /// Returns whether this build's kernels take the tensors: there is one, and all are dense float32 on the same GPU,
 /// which has kernels.
-bool has_list_kernels(const std::vector<at::Tensor>& tensors);
+bool has_list_kernels(at::TensorList tensors);
 
 /// Multiplies tensors that have kernels in place by `value`, a float32 scalar on their device, or with `max_norm` by
 /// clip_factor(value, *max_norm). One launch for up to 128 tensors; allocates nothing, and costs little if the factor
@@ -21,7 +21,22 @@ bool has_list_kernels(const std::vector<at::Tensor>& tensors);
 void scale_by_kernel(const std::vector<at::Tensor>& tensors, const at::Tensor& value,
                      std::optional<double> max_norm = std::nullopt);
 
-/// As at::stack(). At least one; with a kernel if there is one for them.
-at::Tensor stack_scalars(const std::vector<at::Tensor>& scalars);
+/// Multiplies tensors that have kernels by `value`, and sets `found_inf` to 1 if a result is not finite; both are
+/// float32 scalars on their device. One launch for up to 128 tensors.
+void unscale_by_kernel(const std::vector<at::Tensor>& tensors, const at::Tensor& found_inf, const at::Tensor& value);
+
+/// Returns the norm of all values of tensors that have kernels, a float32 scalar on their device. Always added in the
+/// same order. Two launches for up to 128 tensors.
+at::Tensor norm_by_kernel(const std::vector<at::Tensor>& tensors);
+
+/// Copies each tensor of `from` to the one of `to` with the same sizes, strides, dtype and device, if `condition`, a
+/// float32 scalar, is undefined or not 0. Waits for a device only for a tensor on the CPU. On a GPU that has kernels,
+/// one launch for up to 128 tensors.
+void copy_together(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from,
+                   const at::Tensor& condition = {});
+
+/// Returns float32 tensors in `type`, bfloat16 or float16: views of one allocation, which begin at multiples of 128
+/// bytes. One launch if they have kernels.
+std::vector<at::Tensor> cast_together(const std::vector<at::Tensor>& tensors, at::ScalarType type);
 
 }  // namespace trainkit::detail

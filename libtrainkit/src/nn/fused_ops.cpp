@@ -285,12 +285,13 @@ at::Tensor bias_gelu(const at::Tensor& x, const at::Tensor& bias, bool by_tanh) 
   return at::gelu(x + bias.to(x.scalar_type()), by_tanh ? "tanh" : "none");
 }
 
-at::Tensor residual_block(const at::Tensor& x, const NormWeights& ln_1,
-                          c10::function_ref<at::Tensor(const at::Tensor&)> attention, const NormWeights& ln_2,
-                          c10::function_ref<at::Tensor(const at::Tensor&)> mlp) {
-  const ResidualNorm before = residual_layer_norm(x, {}, ln_1);
+ResidualStream residual_block(ResidualStream x, const NormWeights& ln_1,
+                              c10::function_ref<at::Tensor(const at::Tensor&)> attention, const NormWeights& ln_2,
+                              c10::function_ref<at::Tensor(const at::Tensor&)> mlp) {
+  const ResidualNorm before = residual_layer_norm(x.sum, x.branch, ln_1);
+  x = {};
   const ResidualNorm between = residual_layer_norm(before.sum, attention(before.normed), ln_2);
-  return between.sum + mlp(between.normed);
+  return {between.sum, mlp(between.normed)};
 }
 
 bool has_gpu_cross_entropy(const at::Tensor& logits, const at::Tensor& target) {

@@ -28,6 +28,14 @@ struct NormWeights {
   double eps;
 };
 
+/// The values between two blocks, sum + branch, which the next layer norm adds. In the dtypes of ResidualNorm.
+struct ResidualStream {
+  at::Tensor sum;
+  at::Tensor branch;  // output of a matrix product, or undefined
+
+  at::Tensor added() const { return branch.defined() ? sum + branch : sum; }
+};
+
 struct ResidualNorm {
   at::Tensor sum;     // (..., C) of x's dtype: x + branch, or x
   at::Tensor normed;  // (..., C): input of a matrix product
@@ -40,10 +48,10 @@ ResidualNorm residual_layer_norm(const at::Tensor& x, const at::Tensor& branch, 
 /// Computes gelu(x + bias) in x's dtype. @param x (..., F). @param bias (F), may be undefined. Keeps x for backward.
 at::Tensor bias_gelu(const at::Tensor& x, const at::Tensor& bias, bool by_tanh);
 
-/// Computes a pre-norm block: y = x + attention(norm(x)), then y + mlp(norm(y)).
-at::Tensor residual_block(const at::Tensor& x, const NormWeights& ln_1,
-                          c10::function_ref<at::Tensor(const at::Tensor&)> attention, const NormWeights& ln_2,
-                          c10::function_ref<at::Tensor(const at::Tensor&)> mlp);
+/// Computes a pre-norm block: y = x + attention(norm(x)), then y and mlp(norm(y)). Frees x when it is added.
+ResidualStream residual_block(ResidualStream x, const NormWeights& ln_1,
+                              c10::function_ref<at::Tensor(const at::Tensor&)> attention, const NormWeights& ln_2,
+                              c10::function_ref<at::Tensor(const at::Tensor&)> mlp);
 
 // The same operations without autograd, for functions that compute their own gradients.
 

@@ -22,6 +22,7 @@
 #include "nn/fused_ops.h"
 #include "trainkit/core/error.h"
 #include "trainkit/nn/activation_checkpoint.h"
+#include "trainkit/nn/functional.h"
 
 namespace trainkit {
 
@@ -53,13 +54,15 @@ TORCH_MODULE(GPT2Attention);
 class GPT2BlockImpl : public torch::nn::Module {
  public:
   GPT2BlockImpl(const GPT2Config& config, int64_t layer);
-  at::Tensor forward(const at::Tensor& x, const GPT2Mask& mask);
+  at::Tensor forward(const at::Tensor& x, const GPT2Mask& mask) { return run({x, {}}, mask).added(); }
+  /// As forward, for the output of another block; the next layer norm adds the parts of the result.
+  detail::ResidualStream run(detail::ResidualStream x, const GPT2Mask& mask);
   /// See GPT2ModelImpl::set_fused_blocks.
   void set_fused(bool on) { is_fused_ = on; }
 
  private:
-  std::optional<at::Tensor> fused_forward(const at::Tensor& x, const GPT2Mask& mask);
-  at::Tensor gpu_forward(const at::Tensor& x, const GPT2Mask& mask);
+  std::optional<detail::ResidualStream> fused_run(detail::ResidualStream& stream, const GPT2Mask& mask);
+  detail::ResidualStream gpu_run(detail::ResidualStream x, const GPT2Mask& mask);
 
   std::string activation_;
   double resid_pdrop_, eps_;
@@ -170,11 +173,12 @@ GPT2BlockImpl::GPT2BlockImpl(const GPT2Config& config, int64_t layer)
   c_proj_ = mlp->register_module("c_proj", Conv1D(inner, config.n_embd));
 }
 
-/// Returns nullopt if separate operations must be used.
-std::optional<at::Tensor> GPT2BlockImpl::fused_forward(const at::Tensor& x, const GPT2Mask& mask) {
+/// Returns nullopt if separate operations must be used; else takes `stream`.
+std::optional<detail::ResidualStream> GPT2BlockImpl::fused_run(detail::ResidualStream& stream, const GPT2Mask& mask) {
   if (!is_fused_) return std::nullopt;
+  const at::Tensor& x = stream.sum;
   const bool is_on_gpu = detail::runs_gpu_operations(x);
-  const auto separate = [&] { return is_on_gpu ? std::optional(gpu_forward(x, mask)) : std::nullopt; };
+  const auto separate = [&] { return is_on_gpu ? std::optional(gpu_run(std::move(stream), mask)) : std::nullopt; };
   const bool drops = is_training() && (resid_pdrop_ > 0 || attn_->attn_pdrop_ > 0);
   if (drops || !activation_.starts_with("gelu")) return separate();
   for (const Conv1D& layer : {attn_->c_attn_, attn_->c_proj_, c_fc_, c_proj_}) {
@@ -189,16 +193,16 @@ std::optional<at::Tensor> GPT2BlockImpl::fused_forward(const at::Tensor& x, cons
       .activation = activation_ == "gelu" ? detail::Activation::kGelu : detail::Activation::kGeluTanh,
       .weights_are_transposed = true};
   if (is_on_gpu) {
-    if (!detail::has_fused_gpu_block(x, weights, options)) return separate();
-    return detail::fused_gpu_block(x, weights, options, [&](const auto& query, const auto& key, const auto& value) {
-      return attn_->mix(query, key, value, mask);
-    });
+    if (!detail::has_fused_gpu_block(stream, weights, options)) return separate();
+    return detail::fused_gpu_block(
+        std::move(stream), weights, options,
+        [&](const auto& query, const auto& key, const auto& value) { return attn_->mix(query, key, value, mask); });
   }
-  if (!detail::has_fused_block(x, weights, options)) return std::nullopt;
-  return detail::fused_block(x, weights, {.key_mask = mask.is_token}, options);
+  if (stream.branch.defined() || !detail::has_fused_block(x, weights, options)) return std::nullopt;
+  return detail::ResidualStream{detail::fused_block(x, weights, {.key_mask = mask.is_token}, options), {}};
 }
 
-at::Tensor GPT2BlockImpl::gpu_forward(const at::Tensor& x, const GPT2Mask& mask) {
+detail::ResidualStream GPT2BlockImpl::gpu_run(detail::ResidualStream x, const GPT2Mask& mask) {
   const auto attention = [&](const at::Tensor& normed) { return attn_->forward(normed, mask); };
   const bool is_plain = activation_.starts_with("gelu") && (!c_fc_->has_adapter() || c_fc_->is_merged());
   const auto mlp = [&](const at::Tensor& normed) {
@@ -207,15 +211,16 @@ at::Tensor GPT2BlockImpl::gpu_forward(const at::Tensor& x, const GPT2Mask& mask)
                  : activate(activation_, c_fc_->forward(normed));
     return detail::dropout(c_proj_->forward(inner), resid_pdrop_, is_training());
   };
-  return detail::residual_block(x, {ln_1_->weight, ln_1_->bias, eps_}, attention, {ln_2_->weight, ln_2_->bias, eps_},
-                                mlp);
+  return detail::residual_block(std::move(x), {ln_1_->weight, ln_1_->bias, eps_}, attention,
+                                {ln_2_->weight, ln_2_->bias, eps_}, mlp);
 }
 
-at::Tensor GPT2BlockImpl::forward(const at::Tensor& x, const GPT2Mask& mask) {
-  if (const auto out = fused_forward(x, mask)) return *out;
+detail::ResidualStream GPT2BlockImpl::run(detail::ResidualStream stream, const GPT2Mask& mask) {
+  if (const auto out = fused_run(stream, mask)) return *out;
+  const at::Tensor x = stream.added();
   const at::Tensor attended = x + attn_->forward(ln_1_->forward(x), mask);
   const at::Tensor inner = activate(activation_, c_fc_->forward(ln_2_->forward(attended)));
-  return attended + detail::dropout(c_proj_->forward(inner), resid_pdrop_, is_training());
+  return {attended + detail::dropout(c_proj_->forward(inner), resid_pdrop_, is_training()), {}};
 }
 
 GPT2ModelImpl::GPT2ModelImpl(GPT2Config config) : config_(checked(std::move(config))) {
@@ -249,10 +254,10 @@ void GPT2ModelImpl::set_checkpoint_segments(int64_t segments) {
 }
 
 at::Tensor GPT2ModelImpl::run_blocks(const at::Tensor& x, const GPT2Mask& mask) {
-  at::Tensor y = x;
   if (!gradient_checkpointing_ && checkpoint_segments_ == 1) {
-    for (const auto& block : blocks_) y = block->forward(y, mask);
-    return y;
+    detail::ResidualStream stream{x, {}};
+    for (const auto& block : blocks_) stream = block->run(std::move(stream), mask);
+    return stream.added();
   }
   std::vector<CheckpointedLayer> layers;
   for (const auto& each : blocks_) {
@@ -262,6 +267,7 @@ at::Tensor GPT2ModelImpl::run_blocks(const at::Tensor& x, const GPT2Mask& mask) 
   const bool random = is_training() && (config_.attn_pdrop > 0 || config_.resid_pdrop > 0);
   const ActivationCheckpointOptions options{.preserve_rng_state = random};
   if (!gradient_checkpointing_) return checkpoint_sequential(layers, checkpoint_segments_, x, options);
+  at::Tensor y = x;
   for (CheckpointedLayer& layer : layers) y = checkpoint(layer.function, y, layer.parameters, options);
   return y;
 }
@@ -275,8 +281,10 @@ at::Tensor GPT2ModelImpl::forward(const at::Tensor& input_ids, const at::Tensor&
   TORCH_CHECK_VALUE(!attention_mask.defined() || attention_mask.sizes() == input_ids.sizes(),
                     "attention_mask must have the shape of input_ids, ", input_ids.sizes(), ", got ",
                     attention_mask.sizes());
-  const at::Tensor places = position_ids.defined() ? wpe_->forward(position_ids) : wpe_->weight.narrow(0, 0, time);
-  const at::Tensor x = detail::dropout(wte_->forward(input_ids) + places, config_.embd_pdrop, is_training());
+  const at::Tensor places =
+      position_ids.defined() ? trainkit::embedding(position_ids, wpe_->weight) : wpe_->weight.narrow(0, 0, time);
+  const at::Tensor x =
+      detail::dropout(trainkit::embedding(input_ids, wte_->weight) + places, config_.embd_pdrop, is_training());
   const GPT2Mask mask = attention_mask.defined() ? causal_and(attention_mask) : GPT2Mask();
   return ln_f_->forward(run_blocks(x, mask));
 }

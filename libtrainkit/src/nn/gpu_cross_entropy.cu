@@ -93,10 +93,12 @@ __global__ void __launch_bounds__(kMostThreads) mean_kernel(MeanLossArguments a)
   __shared__ float2 warps[2][kMostWarps];
   BlockReducer reduce(warps);
   float2 mine = {0, 0};
+#pragma unroll 8  // one block reads all rows: several loads at a time
   for (int64_t row = threadIdx.x; row < a.rows; row += blockDim.x) {
-    if (a.target[row] == a.ignore_index) continue;
-    mine.x += a.losses[row];
-    mine.y += 1;  // exact up to 2^24 rows per thread
+    const bool is_counted = a.target[row] != a.ignore_index;
+    const float loss = a.losses[row];
+    mine.x += is_counted ? loss : 0.0f;
+    mine.y += is_counted ? 1.0f : 0.0f;  // exact up to 2^24 rows per thread
   }
   const float2 all = reduce.sums(mine);
   if (threadIdx.x > 0) return;

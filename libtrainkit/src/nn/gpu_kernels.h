@@ -140,6 +140,17 @@ struct CrossEntropyGradientArguments {
   void* d_logits;      // (rows, classes) of the product
 };
 
+/// Lookups that the gradient of an embedding takes: a block keeps the places of all in shared memory.
+constexpr int kMostLookups = 4096;
+
+/// Gradient of an embedding: d_weight[id] is the sum of the rows of d_out whose lookup is `id`.
+struct EmbeddingGradientArguments {
+  int64_t lookups, width;  // at most kMostLookups
+  const int64_t* ids;      // (lookups)
+  const float* d_out;      // (lookups, width)
+  float* d_weight;         // (rows of the table, width); rows without a lookup are not written
+};
+
 /// Launch the kernels on `stream` (a cudaStream_t of the current device) and return their cudaError_t. Zero rows are
 /// allowed; the caller excludes zero width. Not available in a build without CUDA.
 namespace on_gpu {
@@ -151,6 +162,7 @@ int run(const CrossEntropyArguments& arguments, Numbers numbers, void* stream);
 int run(const CrossEntropyGradientArguments& arguments, Numbers numbers, void* stream);
 int run(const RowLossArguments& arguments, Numbers numbers, void* stream);
 int run(const MeanLossArguments& arguments, Numbers numbers, void* stream);
+int run(const EmbeddingGradientArguments& arguments, Numbers numbers, void* stream);
 }  // namespace on_gpu
 
 /// Compute the same in CPU memory, with LibTorch's threads. A target out of range throws c10::IndexError.
@@ -163,6 +175,7 @@ void run(const CrossEntropyArguments& arguments, Numbers numbers);
 void run(const CrossEntropyGradientArguments& arguments, Numbers numbers);
 void run(const RowLossArguments& arguments, Numbers numbers);
 void run(const MeanLossArguments& arguments, Numbers numbers);
+void run(const EmbeddingGradientArguments& arguments, Numbers numbers);
 }  // namespace on_cpu
 
 }  // namespace trainkit::detail

@@ -1,7 +1,6 @@
 #include "nn/gpu_linear_cross_entropy.h"
 
 #include <ATen/autocast_mode.h>
-#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <c10/core/GradMode.h>
@@ -11,6 +10,7 @@
 
 #include "core/recorded.h"
 #include "core/skipped_products.h"
+#include "nn/float_product.h"
 #include "nn/fused_ops.h"
 #include "nn/run_kernel.h"
 
@@ -33,17 +33,6 @@ namespace {
 // device.
 
 constexpr int64_t kRows = 2048, kLeastClasses = 1024, kAligned = 8, kColumns = 64;
-
-/// Computes out = a b, or out += a b, in float32 from a and b of any dtype.
-void add_product(at::Tensor out, const at::Tensor& a, const at::Tensor& b, bool is_first) {
-  if (a.scalar_type() == at::kFloat) {
-    is_first ? at::mm_out(out, a, b) : at::addmm_out(out, out, a, b);
-  } else if (out.is_cpu() && !SkippedProducts::active()) {  // the CPU has no product with another result dtype
-    add_product(out, a.to(at::kFloat), b.to(at::kFloat), is_first);
-  } else {
-    is_first ? at::mm_out(out, a, b, at::kFloat) : at::addmm_out(out, out, a, b, at::kFloat);
-  }
-}
 
 /// Writes the losses of rows; replaces logits by their gradients if `differentiates`.
 void run_row_losses(const at::Tensor& logits, const at::Tensor& target, int64_t ignore_index, bool differentiates,
@@ -117,7 +106,7 @@ GpuHeadResult gpu_linear_cross_entropy(const at::Tensor& hidden, const at::Tenso
       at::Tensor d_piece = result.hidden.narrow(0, begin, size);
       at::mm_out(d_piece, logits, w);
     }
-    if (for_weight) add_product(d_weight, logits.t(), piece, /*is_first=*/begin == 0);
+    if (for_weight) float_product_out(d_weight, logits.t(), piece, /*adds=*/begin > 0);
   }
   if (for_weight) result.weight = d_weight.narrow(0, 0, classes);
   run_on(x.device(),

@@ -232,4 +232,11 @@ void run(const CrossEntropyGradientArguments& a, Numbers numbers) {
   });
 }
 
+void run(const EmbeddingGradientArguments& a, Numbers) {
+  for (int64_t i = 0; i < a.lookups; ++i) {
+    float* const row = a.d_weight + a.ids[i] * a.width;
+    for (int64_t c = 0; c < a.width; ++c) row[c] += a.d_out[i * a.width + c];
+  }
+}
+
 }  // namespace trainkit::detail::on_cpu

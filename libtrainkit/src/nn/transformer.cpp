@@ -1,6 +1,5 @@
 #include "trainkit/nn/transformer.h"
 
-#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/layer_norm.h>
@@ -24,34 +23,13 @@
 #include "nn/fused_block.h"
 #include "nn/fused_gpu_block.h"
 #include "nn/fused_ops.h"
+#include "nn/packed_documents.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/random.h"
 #include "trainkit/nn/activation_checkpoint.h"
 #include "trainkit/nn/functional.h"
 
 namespace trainkit {
-
-/// Documents in the rows of a batch.
-struct PackedDocuments {
-  explicit PackedDocuments(at::Tensor positions_) : positions(std::move(positions_)) {}
-
-  /// Returns (B, 1, T, T) bool: whether the query's row may attend to the key's column. Made once, and only where
-  /// attention needs it.
-  const at::Tensor& allowed() const {
-    if (!allowed_.defined()) {
-      const at::Tensor place = at::arange(positions.size(1), positions.options());
-      const at::Tensor first = (place - positions).unsqueeze(-1);  // (B, T, 1): first key of the query's document
-      allowed_ = (place >= first).logical_and_(place <= place.unsqueeze(-1)).unsqueeze_(1);
-    }
-    return allowed_;
-  }
-
-  /// (B, T) int64; see TransformerImpl::forward.
-  at::Tensor positions;
-
- private:
-  mutable at::Tensor allowed_;
-};
 
 /// LayerNorm over the last dimension with an optional bias; torch::nn::LayerNorm always has one.
 class LayerNormImpl : public torch::nn::Module {
@@ -94,14 +72,16 @@ class TransformerBlockImpl : public torch::nn::Module {
  public:
   explicit TransformerBlockImpl(const TransformerConfig& config);
   /// @param documents may be null.
-  at::Tensor forward(const at::Tensor& x, const PackedDocuments* documents);
+  at::Tensor forward(const at::Tensor& x, const PackedDocuments* documents) { return run({x, {}}, documents).added(); }
   at::Tensor forward(const at::Tensor& x, KeyValueCache& cache, size_t layer);
+  /// As forward, for the output of another block; the next layer norm adds the parts of the result.
+  detail::ResidualStream run(detail::ResidualStream x, const PackedDocuments* documents);
   /// See TransformerImpl::set_fused_blocks.
   void set_fused(bool on) { is_fused_ = on; }
 
  private:
-  std::optional<at::Tensor> fused_forward(const at::Tensor& x, const PackedDocuments* documents);
-  at::Tensor gpu_forward(const at::Tensor& x, const PackedDocuments* documents);
+  std::optional<detail::ResidualStream> fused_run(detail::ResidualStream& x, const PackedDocuments* documents);
+  detail::ResidualStream gpu_run(detail::ResidualStream x, const PackedDocuments* documents);
   at::Tensor feed_forward(const at::Tensor& attended);
 
   int64_t n_heads_;
@@ -228,12 +208,14 @@ TransformerBlockImpl::TransformerBlockImpl(const TransformerConfig& config)
   c_proj_ = mlp->register_module("c_proj", linear(4 * config.hidden_dim, config.hidden_dim, config.bias));
 }
 
-/// Returns nullopt if separate operations must be used.
-std::optional<at::Tensor> TransformerBlockImpl::fused_forward(const at::Tensor& x, const PackedDocuments* documents) {
+/// Returns nullopt if separate operations must be used; else takes `stream`.
+std::optional<detail::ResidualStream> TransformerBlockImpl::fused_run(detail::ResidualStream& stream,
+                                                                      const PackedDocuments* documents) {
   if (!is_fused_) return std::nullopt;
+  const at::Tensor& x = stream.sum;
   const bool drops = dropout_ > 0 && is_training();
   const bool is_on_gpu = detail::runs_gpu_operations(x);
-  if (drops) return is_on_gpu ? std::optional(gpu_forward(x, documents)) : std::nullopt;
+  if (drops) return is_on_gpu ? std::optional(gpu_run(std::move(stream), documents)) : std::nullopt;
   const detail::BlockWeights weights =
       detail::block_weights(ln_1_, attn_->c_attn_, attn_->c_proj_, ln_2_, c_fc_, c_proj_);
   const detail::BlockOptions options = {.n_heads = n_heads_,
@@ -242,28 +224,31 @@ std::optional<at::Tensor> TransformerBlockImpl::fused_forward(const at::Tensor& 
                                         .activation = detail::Activation::kGelu,
                                         .weights_are_transposed = false};
   if (is_on_gpu) {
-    if (!detail::has_fused_gpu_block(x, weights, options)) return gpu_forward(x, documents);
-    return detail::fused_gpu_block(x, weights, options, [&](const auto& query, const auto& key, const auto& value) {
-      return attn_->mix(query, key, value, documents);
-    });
+    if (!detail::has_fused_gpu_block(stream, weights, options)) return gpu_run(std::move(stream), documents);
+    return detail::fused_gpu_block(std::move(stream), weights, options,
+                                   [&](const auto& query, const auto& key, const auto& value) {
+                                     return attn_->mix(query, key, value, documents);
+                                   });
   }
-  if (!detail::has_fused_block(x, weights, options)) return std::nullopt;
-  return detail::fused_block(x, weights, {.positions = documents ? documents->positions : at::Tensor()}, options);
+  if (stream.branch.defined() || !detail::has_fused_block(x, weights, options)) return std::nullopt;
+  const detail::AttentionMask mask{.positions = documents ? documents->positions : at::Tensor()};
+  return detail::ResidualStream{detail::fused_block(x, weights, mask, options), {}};
 }
 
-at::Tensor TransformerBlockImpl::gpu_forward(const at::Tensor& x, const PackedDocuments* documents) {
+detail::ResidualStream TransformerBlockImpl::gpu_run(detail::ResidualStream x, const PackedDocuments* documents) {
   const auto attention = [&](const at::Tensor& normed) { return attn_->forward(normed, documents); };
   const auto mlp = [&](const at::Tensor& normed) {
     const at::Tensor inner = detail::bias_gelu(at::linear(normed, c_fc_->weight), c_fc_->bias, /*by_tanh=*/false);
     return detail::dropout(c_proj_->forward(inner), dropout_, is_training());
   };
-  return detail::residual_block(x, {ln_1_->weight, ln_1_->bias, kLayerNormEps}, attention,
+  return detail::residual_block(std::move(x), {ln_1_->weight, ln_1_->bias, kLayerNormEps}, attention,
                                 {ln_2_->weight, ln_2_->bias, kLayerNormEps}, mlp);
 }
 
-at::Tensor TransformerBlockImpl::forward(const at::Tensor& x, const PackedDocuments* documents) {
-  if (const auto out = fused_forward(x, documents)) return *out;
-  return feed_forward(x + attn_->forward(ln_1_->forward(x), documents));
+detail::ResidualStream TransformerBlockImpl::run(detail::ResidualStream stream, const PackedDocuments* documents) {
+  if (const auto out = fused_run(stream, documents)) return *out;
+  const at::Tensor x = stream.added();
+  return {feed_forward(x + attn_->forward(ln_1_->forward(x), documents)), {}};
 }
 
 at::Tensor TransformerBlockImpl::forward(const at::Tensor& x, KeyValueCache& cache, size_t layer) {
@@ -313,11 +298,12 @@ void TransformerImpl::set_checkpoint_segments(int64_t segments) {
   checkpoint_segments_ = segments;
 }
 
+/// Returns the input of the output layer.
 at::Tensor TransformerImpl::run_blocks(const at::Tensor& x, const std::shared_ptr<const PackedDocuments>& documents) {
-  at::Tensor y = x;
   if (!gradient_checkpointing_ && checkpoint_segments_ == 1) {
-    for (const auto& block : blocks_) y = block->forward(y, documents.get());
-    return y;
+    detail::ResidualStream stream{x, {}};
+    for (const auto& block : blocks_) stream = block->run(std::move(stream), documents.get());
+    return final_norm(stream.sum, stream.branch);
   }
   std::vector<CheckpointedLayer> layers;
   for (const auto& each : blocks_) {
@@ -326,9 +312,10 @@ at::Tensor TransformerImpl::run_blocks(const at::Tensor& x, const std::shared_pt
          each->parameters()});
   }
   const ActivationCheckpointOptions options{.preserve_rng_state = is_training() && config_.dropout > 0};
-  if (!gradient_checkpointing_) return checkpoint_sequential(layers, checkpoint_segments_, x, options);
+  if (!gradient_checkpointing_) return final_norm(checkpoint_sequential(layers, checkpoint_segments_, x, options));
+  at::Tensor y = x;
   for (CheckpointedLayer& layer : layers) y = checkpoint(layer.function, y, layer.parameters, options);
-  return y;
+  return final_norm(y);
 }
 
 /// Returns the embeddings of the positions from `first` on, (T, C).
@@ -342,20 +329,20 @@ at::Tensor TransformerImpl::position_rows(const at::Tensor& ids, int64_t first) 
 
 /// Adds the embeddings of tokens and positions, (B, T, C) or (T, C).
 at::Tensor TransformerImpl::embed(const at::Tensor& ids, const at::Tensor& positions) {
-  const at::Tensor x = wte_->forward(ids) + positions;
+  const at::Tensor x = trainkit::embedding(ids, wte_->weight) + positions;
   return detail::dropout(x, config_.dropout, is_training());
 }
 
-at::Tensor TransformerImpl::logits(const at::Tensor& x) {
-  return at::linear(final_norm(x), lm_head_ ? lm_head_->weight : wte_->weight);
+/// Returns the norm of x + branch, or of x: on a GPU in the dtype of the product.
+at::Tensor TransformerImpl::final_norm(const at::Tensor& x, const at::Tensor& branch) {
+  return detail::residual_layer_norm(x, branch, {ln_f_->weight, ln_f_->bias, kLayerNormEps}).normed;
 }
 
-/// Returns the input of the output layer: on a GPU in the dtype of the product.
-at::Tensor TransformerImpl::final_norm(const at::Tensor& x) {
-  return detail::residual_layer_norm(x, {}, {ln_f_->weight, ln_f_->bias, kLayerNormEps}).normed;
+at::Tensor TransformerImpl::logits(const at::Tensor& hidden) {
+  return at::linear(hidden, lm_head_ ? lm_head_->weight : wte_->weight);
 }
 
-/// Returns the output of the last block, (B, T, C).
+/// Returns the input of the output layer, (B, T, C).
 at::Tensor TransformerImpl::hidden_states(const at::Tensor& ids, const at::Tensor& document_positions) {
   if (!document_positions.defined()) return run_blocks(embed(ids, position_rows(ids, 0)), nullptr);
   TORCH_CHECK_VALUE(document_positions.sizes() == ids.sizes() && document_positions.scalar_type() == at::kLong,
@@ -363,7 +350,7 @@ at::Tensor TransformerImpl::hidden_states(const at::Tensor& ids, const at::Tenso
                     document_positions.sizes());
   position_rows(ids, 0);  // checks the length
   const auto documents = std::make_shared<const PackedDocuments>(document_positions.contiguous());
-  return run_blocks(embed(ids, wpe_->forward(document_positions)), documents);
+  return run_blocks(embed(ids, trainkit::embedding(document_positions, wpe_->weight)), documents);
 }
 
 at::Tensor TransformerImpl::forward(const at::Tensor& ids, const at::Tensor& document_positions) {
@@ -372,7 +359,7 @@ at::Tensor TransformerImpl::forward(const at::Tensor& ids, const at::Tensor& doc
 
 at::Tensor TransformerImpl::loss(const at::Tensor& ids, const at::Tensor& targets,
                                  const at::Tensor& document_positions) {
-  const at::Tensor hidden = final_norm(hidden_states(ids, document_positions));
+  const at::Tensor hidden = hidden_states(ids, document_positions);
   return linear_cross_entropy(hidden.flatten(0, 1), lm_head_ ? lm_head_->weight : wte_->weight, targets.reshape({-1}),
                               kIgnoreIndex);
 }
@@ -384,7 +371,7 @@ at::Tensor TransformerImpl::forward(const at::Tensor& ids, KeyValueCache& cache)
   cache.values.resize(blocks_.size());
   for (size_t layer = 0; layer < blocks_.size(); ++layer) x = blocks_[layer]->forward(x, cache, layer);
   cache.length += ids.size(1);
-  return logits(x);
+  return logits(final_norm(x));
 }
 
 int64_t TransformerImpl::num_parameters() const {

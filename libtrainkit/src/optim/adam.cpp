@@ -5,6 +5,14 @@
 #include <c10/util/Exception.h>
 
 #include "core/option_problems.h"
+#include "core/tensor_lists.h"
+#ifdef TRAINKIT_WITH_CUDA
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "optim/adam_kernel.h"
+#endif
 
 namespace trainkit {
 
@@ -41,12 +49,51 @@ std::string Adam::option_problems() const {
 }
 
 void Adam::apply(const FusedArguments& a) {
+  if (apply_by_kernel(a, /*decouples_decay=*/false)) return;
   const auto fused = [&](const auto& lr) {
     at::_fused_adam_(a.params, a.gradients, a.state[0], a.state[1], /*max_exp_avg_sqs=*/{}, a.steps, lr, betas_[0],
                      betas_[1], a.weight_decay, eps_, /*amsgrad=*/false, /*maximize=*/false, /*grad_scale=*/{},
                      a.found_inf);
   };
   a.device_lr.defined() ? fused(a.device_lr) : fused(a.lr);
+}
+
+/// Returns false if this build's kernel does not take the tensors.
+bool Adam::apply_by_kernel([[maybe_unused]] const FusedArguments& a, [[maybe_unused]] bool decouples_decay) const {
+#ifdef TRAINKIT_WITH_CUDA
+  for (const at::TensorList tensors : {a.params, a.gradients, at::TensorList(a.state[0]), at::TensorList(a.state[1])}) {
+    if (!detail::has_list_kernels(tensors)) return false;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (tensors[i].strides() != a.params[i].strides()) return false;
+    }
+  }
+  const c10::cuda::CUDAGuard guard(a.params.front().device());
+  const detail::AdamArguments arguments = {
+      .beta1 = static_cast<float>(betas_[0]),
+      .beta2 = static_cast<float>(betas_[1]),
+      .eps = static_cast<float>(eps_),
+      .weight_decay = static_cast<float>(a.weight_decay),
+      .lr = static_cast<float>(a.lr),
+      .device_lr = a.device_lr.defined() ? a.device_lr.const_data_ptr<float>() : nullptr,
+      .found_inf = a.found_inf ? a.found_inf->const_data_ptr<float>() : nullptr,
+      .decouples_decay = decouples_decay};
+  for (size_t first = 0; first < a.params.size(); first += detail::kMostParameters) {
+    detail::AdamList list;
+    for (size_t i = first; i < a.params.size() && list.count < detail::kMostParameters; ++i, ++list.count) {
+      list.params[list.count] = a.params[i].mutable_data_ptr<float>();
+      list.gradients[list.count] = a.gradients[i].const_data_ptr<float>();
+      list.exp_avgs[list.count] = a.state[0][i].mutable_data_ptr<float>();
+      list.exp_avg_sqs[list.count] = a.state[1][i].mutable_data_ptr<float>();
+      list.steps[list.count] = a.steps[i].const_data_ptr<float>();
+      list.sizes[list.count] = a.params[i].numel();
+    }
+    C10_CUDA_CHECK(
+        static_cast<cudaError_t>(detail::launch_adam(list, arguments, c10::cuda::getCurrentCUDAStream().stream())));
+  }
+  return true;
+#else
+  return false;
+#endif
 }
 
 AdamW::AdamW(const AdamWOptions& options)
@@ -62,6 +109,7 @@ std::unique_ptr<Optimizer> AdamW::create_like() const {
 }
 
 void AdamW::apply(const FusedArguments& a) {
+  if (apply_by_kernel(a, /*decouples_decay=*/true)) return;
   const auto fused = [&](const auto& lr) {
     at::_fused_adamw_(a.params, a.gradients, a.state[0], a.state[1], /*max_exp_avg_sqs=*/{}, a.steps, lr, betas_[0],
                       betas_[1], a.weight_decay, eps_, /*amsgrad=*/false, /*maximize=*/false, /*grad_scale=*/{},

@@ -4,6 +4,7 @@
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <cmath>
@@ -14,6 +15,12 @@ namespace trainkit {
 
 namespace detail {
 
+static at::Tensor norm_of(const std::vector<at::Tensor>& gradients, const at::Tensor& step_count) {
+  if (gradients.empty()) return at::zeros_like(step_count);
+  if (has_list_kernels(gradients)) return norm_by_kernel(gradients);
+  return at::linalg_vector_norm(at::stack(at::_foreach_norm(gradients, 2)), 2);
+}
+
 std::vector<at::Tensor> clip_grad_norms_(const std::vector<Optimizer*>& optimizers, double max_norm) {
   const at::NoGradGuard no_grad;
   std::vector<std::vector<at::Tensor>> gradients;
@@ -21,9 +28,7 @@ std::vector<at::Tensor> clip_grad_norms_(const std::vector<Optimizer*>& optimize
   for (Optimizer* optimizer : optimizers) {
     optimizer->gradients_taken_as_unscaled("clip_grad_norm_");
     gradients.push_back(optimizer->gradients());
-    norms.push_back(gradients.back().empty()
-                        ? at::zeros_like(optimizer->step_count())
-                        : at::linalg_vector_norm(stack_scalars(at::_foreach_norm(gradients.back(), 2)), 2));
+    norms.push_back(norm_of(gradients.back(), optimizer->step_count()));
   }
   if (optimizers.front()->is_sharded()) {
     for (at::Tensor& norm : norms) norm.square_();

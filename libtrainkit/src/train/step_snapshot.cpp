@@ -4,11 +4,12 @@
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/where.h>
 
 #include <mutex>
 #include <new>
 #include <type_traits>
+
+#include "core/tensor_lists.h"
 
 namespace trainkit::detail {
 
@@ -56,7 +57,7 @@ void StepSnapshot::take_buffers() {
     for (const at::Tensor& buffer : buffers_) kept.push_back(at::empty_like(buffer));
     kept_buffers_ = std::move(kept);
   }
-  for (size_t i = 0; i < buffers_.size(); ++i) kept_buffers_[i].copy_(buffers_[i], /*non_blocking=*/true);
+  copy_together(kept_buffers_, buffers_);
 }
 
 void StepSnapshot::restore() {
@@ -71,15 +72,12 @@ void StepSnapshot::restore() {
     const std::lock_guard lock(device_generators_[i].mutex());
     device_generators_[i].set_state(kept_generators_[i].get_state());
   }
-  for (size_t i = 0; i < buffers_.size(); ++i) buffers_[i].copy_(kept_buffers_[i], /*non_blocking=*/true);
+  copy_together(buffers_, kept_buffers_);
 }
 
 void StepSnapshot::restore_buffers_if(const at::Tensor& found_inf) {
   const c10::AutoGradMode no_grad(false);
-  for (size_t i = 0; i < buffers_.size(); ++i) {
-    const at::Tensor found = found_inf.to(buffers_[i].device(), at::kBool, /*non_blocking=*/true);
-    buffers_[i].copy_(at::where(found, kept_buffers_[i], buffers_[i]));
-  }
+  copy_together(buffers_, kept_buffers_, found_inf);
 }
 
 }  // namespace trainkit::detail

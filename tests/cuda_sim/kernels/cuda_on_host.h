@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -107,6 +108,8 @@ inline float __fmul_rn(float a, float b) {
   asm("" : "+x"(result));
   return result;
 }
+
+inline int __popc(unsigned bits) { return std::popcount(bits); }
 
 inline void __syncthreads() { ::cuda_sim::on_host::sync_block(); }
 inline void __trap() { ::cuda_sim::on_host::trap(); }

@@ -126,6 +126,7 @@ void LaunchMemory::check(uintptr_t address, size_t bytes, bool writes) {
   if (!cached.range) return;
   const bool is_inside = address >= cached.range->begin && address + bytes <= cached.range->end;
   if (!is_inside) cached.range = look_up(address, bytes, writes);
+  if (!cached.range) return;  // host memory in the same page
   Range& range = *cached.range;
   if (!range.device) return;
   (writes ? range.writes : range.reads)

@@ -110,8 +110,8 @@ class TransformerImpl : public torch::nn::Module {
   at::Tensor position_rows(const at::Tensor& ids, int64_t first);
   at::Tensor embed(const at::Tensor& ids, const at::Tensor& positions);
   at::Tensor hidden_states(const at::Tensor& ids, const at::Tensor& document_positions);
-  at::Tensor logits(const at::Tensor& x);
-  at::Tensor final_norm(const at::Tensor& x);
+  at::Tensor logits(const at::Tensor& hidden);
+  at::Tensor final_norm(const at::Tensor& x, const at::Tensor& branch = {});
   at::Tensor run_blocks(const at::Tensor& x, const std::shared_ptr<const PackedDocuments>& documents);
 
   TransformerConfig config_;

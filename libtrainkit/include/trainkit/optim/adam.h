@@ -52,6 +52,7 @@ class Adam : public Optimizer {
   std::vector<std::pair<const char*, double*>> hyperparameters() override;
   std::string option_problems() const override;
   void apply(const FusedArguments& arguments) override;
+  bool apply_by_kernel(const FusedArguments& arguments, bool decouples_decay) const;
 
   std::array<double, 2> betas_;
   double eps_;

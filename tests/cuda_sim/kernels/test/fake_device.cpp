@@ -11,6 +11,7 @@ namespace {
 
 constexpr int kDevices = 2;
 constexpr size_t kBytes = size_t{256} << 20, kAlignment = 512;
+constexpr size_t kHostBytes = 256;  // host memory before the first allocation, in the same page
 
 struct Space {
   char* addresses;
@@ -104,7 +105,7 @@ void* backing(const void* address) {
 const void* device_address(const void* backing) {
   for (int i = 0; i < kDevices; ++i) {
     const char* const bytes = space(i).bytes;
-    if (backing >= bytes && backing < bytes + kBytes)
+    if (backing >= bytes + kHostBytes && backing < bytes + kBytes)
       return space(i).addresses + (static_cast<const char*>(backing) - bytes);
   }
   return nullptr;

@@ -43,6 +43,11 @@ __global__ void missing_lane_kernel(float* x) {
 
 __global__ void own_lane_kernel(float* x) { x[threadIdx.x] = __shfl_sync(1u, 1.0f, 0); }
 
+__global__ void faultless_kernel(float* x, int n) {
+  x[0] = 1;
+  x[1] = x[n];
+}
+
 /// Results of each thread: 8 ints.
 __global__ void exchange_kernel(int* out, int* sum) {
   const int lane = static_cast<int>(threadIdx.x % 32), id = static_cast<int>(threadIdx.x);
@@ -88,6 +93,9 @@ void launch(Fault fault, void* x, int n) {
       break;
     case Fault::kOwnLane:
       own_lane_kernel<<<1, 32>>>(floats);
+      break;
+    case Fault::kNone:
+      faultless_kernel<<<1, 1>>>(floats, n);
       break;
   }
 }

@@ -8,7 +8,8 @@ enum class Fault {
   kDynamicOverrun,
   kTrap,
   kMissingLane,
-  kOwnLane
+  kOwnLane,
+  kNone  // reads x[n] after x[0]
 };
 
 /// Launches a kernel that has the fault. @param n an index into x.

@@ -82,6 +82,26 @@ std::map<std::string, Bits> run_cases() {
       run("gather " + std::to_string(bands) + flag(turned), [&] { return gather_case(bands, turned); });
     }
   }
+  for (const bool shifted : {false, true}) {
+    run("norm of a list " + std::string(flag(shifted)), [&] { return norm_of_list_case(shifted); });
+    for (const float condition : {0.0f, 1.0f, 2.0f}) {  // 2: none
+      run("copy " + std::string(flag(shifted)) + std::to_string(condition),
+          [&] { return copy_case(shifted, condition); });
+    }
+    for (const bool other : {false, true}) {
+      const std::string name = std::string(flag(shifted)) + flag(other);
+      run("unscale " + name, [&] { return unscale_case(shifted, other); });
+      run("cast " + name, [&] { return cast_case(shifted, other); });
+      run("adam " + name, [&] { return adam_case(shifted, other, false); });
+    }
+  }
+  run("adam skipped", [&] { return adam_case(false, true, true); });
+  for (const int64_t width : {64, 37, 300}) {
+    for (const int64_t distinct : {3, 500}) {
+      run("embedding " + std::to_string(width) + " " + std::to_string(distinct),
+          [&] { return embedding_case(width, distinct); });
+    }
+  }
   for (const bool popular : {false, true})
     run("triplets " + std::string(flag(popular)), [&] { return triplets_case(popular); });
   return results;
@@ -180,6 +200,9 @@ void test_faults() {
                  {"writes 4 bytes", "shared memory", "thread (8, 0, 0)"});
   launch(Fault::kOverrun, nullptr, 0);
   expect_finding("null pointer", cudaErrorIllegalAddress, "kernel", {"a null pointer"});
+  fake::free_all();
+  launch(Fault::kNone, fake::allocate(512), -96);  // host memory in the page of device memory that was just written
+  expect_no_findings("host memory next to an allocation");
 }
 
 void test_time() {

@@ -141,3 +141,9 @@ Bits gelu_gradient_case(Numbers numbers, int64_t rows, int64_t width, bool by_ta
 Bits cross_entropy_case(Numbers numbers, int64_t rows, int64_t classes, bool is_shifted);
 Bits gather_case(int64_t bands, bool has_orientations);
 Bits triplets_case(bool by_popularity);
+Bits norm_of_list_case(bool is_shifted);
+Bits unscale_case(bool is_shifted, bool has_infinity);
+Bits cast_case(bool is_shifted, bool to_bfloat16);
+Bits copy_case(bool is_shifted, float condition);
+Bits adam_case(bool is_shifted, bool decouples_decay, bool is_skipped);
+Bits embedding_case(int64_t width, int64_t distinct);
