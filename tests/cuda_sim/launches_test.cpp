@@ -50,7 +50,7 @@ int64_t spared_launches(const std::vector<at::Tensor>& gradients, double max_nor
   for (size_t i = 0; i < by_kernels.results.size(); ++i) {
     INFO(i);
     CHECK(by_kernels.results[i].scalar_type() == by_libtorch.results[i].scalar_type());
-    CHECK(torch::allclose(by_kernels.results[i].cpu(), by_libtorch.results[i].cpu(), 0, 0, /*equal_nan=*/true));
+    CHECK(torch::allclose(by_kernels.results[i].cpu(), by_libtorch.results[i].cpu(), 1e-6, 0, /*equal_nan=*/true));
   }
   return by_libtorch.launches - by_kernels.launches;
 }
@@ -65,19 +65,20 @@ std::vector<at::Tensor> gradients_of(size_t count) {
 
 }  // namespace
 
-TEST_CASE("Clipping on a GPU has the bits of LibTorch's operations with fewer launches", "[cuda_sim][launches]") {
+TEST_CASE("Clipping on a GPU equals LibTorch's operations within rounding, with fewer launches",
+          "[cuda_sim][launches]") {
   std::vector<at::Tensor> gradients = gradients_of(9);
   gradients.push_back(torch::randn({40, 50}).to(kDevice).t());
   gradients.push_back(torch::randn({}).to(kDevice));
   gradients.push_back(torch::empty({0, 3}).to(kDevice));
   for (const double max_norm : {1e-60, 1e-3, 1.0, 7.3, 1e6}) {
     INFO(max_norm);
-    CHECK(spared_launches(gradients, max_norm) == 4);
+    CHECK(spared_launches(gradients, max_norm) == 8);
   }
   for (const double number : {std::numeric_limits<double>::infinity(), std::nan(""), 1e30, 0.0}) {
     INFO(number);
     gradients[4].fill_(number);
-    CHECK(spared_launches(gradients, 1) == 4);
+    CHECK(spared_launches(gradients, 1) == 8);
   }
   CHECK(take_cuda_sim_findings().empty());
 }

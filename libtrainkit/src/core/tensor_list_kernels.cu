@@ -11,7 +11,6 @@ namespace trainkit::detail {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kMostBlocks = 512;
 
 /// The arithmetic of clip_factor() with LibTorch's operations.
 __device__ float clip_factor_of(float norm, float max_norm) {
@@ -19,30 +18,41 @@ __device__ float clip_factor_of(float norm, float max_norm) {
   return factor > 1.0f ? 1.0f : factor;  // NaN stays
 }
 
-__global__ void scale_kernel(TensorList tensors, const float* __restrict__ value, float max_norm) {
+__device__ bool is_aligned(const void* address, int64_t bytes) {
+  return reinterpret_cast<uintptr_t>(address) % bytes == 0;
+}
+
+/// Multiplies the block's values in place. Returns whether all results of this thread are finite.
+__device__ bool multiply(float* data, int64_t size, float by) {
+  bool is_finite = true;
+  const auto times = [&](float x) {
+    is_finite = is_finite && fabsf(x * by) <= FLT_MAX;
+    return x * by;
+  };
+  const int64_t fours = is_aligned(data, sizeof(float4)) ? size / 4 : 0;
+  for (int64_t i = threadIdx.x; i < fours; i += blockDim.x) {
+    float4 x = reinterpret_cast<float4*>(data)[i];
+    x = {times(x.x), times(x.y), times(x.z), times(x.w)};
+    if (by != 1) reinterpret_cast<float4*>(data)[i] = x;
+  }
+  for (int64_t i = fours * 4 + threadIdx.x; i < size; i += blockDim.x) {
+    const float x = times(data[i]);
+    if (by != 1) data[i] = x;
+  }
+  return is_finite;
+}
+
+__global__ void scale_kernel(TensorList tensors, Chunks<> chunks, const float* __restrict__ value, float max_norm) {
   const float by = max_norm >= 0 ? clip_factor_of(*value, max_norm) : *value;
   if (by == 1.0f) return;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int t = 0; t < tensors.count; ++t) {
-    float* const data = tensors.data[t];
-    const int64_t size = tensors.sizes[t];
-    for (int64_t i = first; i < size; i += stride) data[i] *= by;
-  }
+  const auto [t, begin, size] = chunks.part_of(static_cast<int>(blockIdx.x), tensors.sizes, tensors.count);
+  multiply(tensors.data[t] + begin, size, by);
 }
 
 __global__ void unscale_kernel(TensorList tensors, Chunks<> chunks, const float* __restrict__ value,
                                float* __restrict__ found_inf) {
-  const int block = static_cast<int>(blockIdx.x), t = chunks.tensor_at(block, tensors.count);
-  const int64_t begin = (block - chunks.first[t]) * chunks.size;
-  const int64_t left = tensors.sizes[t] - begin, size = left < chunks.size ? left : chunks.size;
-  float* const data = tensors.data[t] + begin;
-  const float by = *value;
-  for (int64_t i = threadIdx.x; i < size; i += blockDim.x) {
-    const float x = data[i] * by;
-    if (!(fabsf(x) <= FLT_MAX)) *found_inf = 1;  // all that write it write the same
-    if (by != 1) data[i] = x;
-  }
+  const auto [t, begin, size] = chunks.part_of(static_cast<int>(blockIdx.x), tensors.sizes, tensors.count);
+  if (!multiply(tensors.data[t] + begin, size, *value)) *found_inf = 1;  // all that write it write the same
 }
 
 /// Returns the sum over the block's threads, to all of them. Always added in the same order.
@@ -57,14 +67,8 @@ __device__ float sum_of_block(float value) {
   return total;
 }
 
-__device__ bool is_aligned(const void* address, int64_t bytes) {
-  return reinterpret_cast<uintptr_t>(address) % bytes == 0;
-}
-
 __global__ void squares_kernel(TensorList tensors, Chunks<> chunks, float* __restrict__ sums) {
-  const int block = static_cast<int>(blockIdx.x), t = chunks.tensor_at(block, tensors.count);
-  const int64_t begin = (block - chunks.first[t]) * chunks.size;
-  const int64_t left = tensors.sizes[t] - begin, size = left < chunks.size ? left : chunks.size;
+  const auto [t, begin, size] = chunks.part_of(static_cast<int>(blockIdx.x), tensors.sizes, tensors.count);
   const float* const data = tensors.data[t] + begin;
   float total = 0;
   if (is_aligned(data, sizeof(float4))) {
@@ -77,7 +81,7 @@ __global__ void squares_kernel(TensorList tensors, Chunks<> chunks, float* __res
     for (int64_t i = threadIdx.x; i < size; i += blockDim.x) total += data[i] * data[i];
   }
   total = sum_of_block(total);
-  if (threadIdx.x == 0) sums[block] = total;
+  if (threadIdx.x == 0) sums[blockIdx.x] = total;
 }
 
 __global__ void norm_kernel(const float* __restrict__ sums, int64_t count, float* __restrict__ norm) {
@@ -89,9 +93,7 @@ __global__ void norm_kernel(const float* __restrict__ sums, int64_t count, float
 
 __global__ void copy_kernel(CopyList list, Chunks<> chunks, const float* __restrict__ condition) {
   if (condition && *condition == 0) return;
-  const int block = static_cast<int>(blockIdx.x), t = chunks.tensor_at(block, list.count);
-  const int64_t begin = (block - chunks.first[t]) * chunks.size;
-  const int64_t left = list.sizes[t] - begin, size = left < chunks.size ? left : chunks.size;
+  const auto [t, begin, size] = chunks.part_of(static_cast<int>(blockIdx.x), list.sizes, list.count);
   const char* const from = static_cast<const char*>(list.from[t]) + begin;
   char* const to = static_cast<char*>(list.to[t]) + begin;
   int64_t done = 0;
@@ -123,9 +125,7 @@ struct alignas(4 * sizeof(To)) Four {
 
 template <typename To>
 __global__ void cast_kernel(CastList tensors, Chunks<> chunks) {
-  const int block = static_cast<int>(blockIdx.x), t = chunks.tensor_at(block, tensors.count);
-  const int64_t begin = (block - chunks.first[t]) * chunks.size;
-  const int64_t left = tensors.sizes[t] - begin, size = left < chunks.size ? left : chunks.size;
+  const auto [t, begin, size] = chunks.part_of(static_cast<int>(blockIdx.x), tensors.sizes, tensors.count);
   const float* const from = tensors.from[t] + begin;
   To* const to = static_cast<To*>(tensors.to[t]) + begin;
   int64_t done = 0;
@@ -142,12 +142,11 @@ __global__ void cast_kernel(CastList tensors, Chunks<> chunks) {
 }  // namespace
 
 int launch_scale(const TensorList& tensors, const float* value, float max_norm, void* stream) {
-  int64_t largest = 0;
-  for (int t = 0; t < tensors.count; ++t) largest = largest > tensors.sizes[t] ? largest : tensors.sizes[t];
-  if (largest == 0) return cudaSuccess;
-  const int64_t blocks = (largest + kThreads - 1) / kThreads;
-  scale_kernel<<<static_cast<unsigned>(blocks < kMostBlocks ? blocks : kMostBlocks), kThreads, 0,
-                 static_cast<cudaStream_t>(stream)>>>(tensors, value, max_norm);
+  const Chunks<> chunks = Chunks<>::of(tensors.sizes, tensors.count);
+  const auto blocks = static_cast<unsigned>(chunks.first[tensors.count]);
+  if (blocks > 0) {
+    scale_kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(tensors, chunks, value, max_norm);
+  }
   return cudaGetLastError();
 }
 

@@ -44,9 +44,14 @@ struct Chunks {
     return chunks;
   }
 
-  /// Returns the tensor of `block`.
-  TRAINKIT_DEVICE int tensor_at(int block, int count) const {
-    int low = 0, high = count;
+  /// The values of one block: `size` from position `begin` of a tensor on.
+  struct Part {
+    int tensor;
+    int64_t begin, size;
+  };
+
+  TRAINKIT_DEVICE Part part_of(int block, const int64_t* sizes, int count) const {
+    int low = 0, high = count;  // the last tensor that begins at this block or before
     while (high - low > 1) {
       const int middle = (low + high) / 2;
       if (first[middle] <= block) {
@@ -55,7 +60,8 @@ struct Chunks {
         high = middle;
       }
     }
-    return low;
+    const int64_t begin = (block - first[low]) * size, left = sizes[low] - begin;
+    return {low, begin, left < size ? left : size};
   }
 };
 

@@ -47,7 +47,7 @@ function(cuda_sim_add_kernels TARGET)
   set_property(SOURCE ${generated} PROPERTY SKIP_UNITY_BUILD_INCLUSION ON)
   set_property(SOURCE ${generated} PROPERTY SKIP_PRECOMPILE_HEADERS ON)
   # Products and sums become fused multiply-adds, as nvcc makes them: their rounding differs.
-  set(options -O1 ${CUDA_SIM_FMA} -Wno-unused -Wno-unused-parameter -Wno-unknown-pragmas ${CUDA_SIM_CHECKS})
+  set(options -O2 ${CUDA_SIM_FMA} -Wno-unused -Wno-unused-parameter -Wno-unknown-pragmas ${CUDA_SIM_CHECKS})
   set_property(SOURCE ${generated} PROPERTY COMPILE_OPTIONS ${options})
   target_sources(${TARGET} PRIVATE ${generated})
   target_include_directories(${TARGET} PRIVATE ${CUDA_SIM_KERNELS_DIR} ${ARG_INCLUDES})

@@ -110,19 +110,24 @@ LaunchMemory* LaunchMemory::active() { return active_memory; }
 void LaunchMemory::fail(const std::string& text) const { runner_.fail(cudaErrorIllegalAddress, "kernel", text); }
 
 void LaunchMemory::Bits::set(size_t begin, size_t end) {
-  for (; begin < end; ++begin) {
-    words[begin / 64] |= uint64_t{1} << begin % 64;
-    first = std::min(first, begin / 64);
-    last = std::max(last, begin / 64);
+  first = std::min(first, begin / 64);
+  last = std::max(last, (end - 1) / 64);
+  if (begin / 64 == (end - 1) / 64) {  // an access of a thread, mostly
+    words[begin / 64] |= (~uint64_t{0} >> (64 - (end - begin))) << begin % 64;
+    return;
   }
+  for (; begin < end; ++begin) words[begin / 64] |= uint64_t{1} << begin % 64;
 }
 
 void LaunchMemory::check(uintptr_t address, size_t bytes, bool writes) {
-  const Fiber* fiber = runner_.fiber();
-  if (!fiber || (address >= fiber->stack_begin() && address < fiber->stack_end())) return;
   const uintptr_t page = address / kPage;
-  Cached& cached = cache_[page % cache_.size()];
-  if (cached.page != page) cached = {page, look_up(address, bytes, writes)};
+  // Arrays often begin a multiple of many pages apart, and a kernel reads several of them in turns.
+  Cached& cached = cache_[(page ^ page >> 10 ^ page >> 20) % cache_.size()];
+  if (cached.page != page) {
+    const Fiber* fiber = runner_.fiber();
+    if (!fiber || (address >= fiber->stack_begin() && address < fiber->stack_end())) return;
+    cached = {page, look_up(address, bytes, writes)};
+  }
   if (!cached.range) return;
   const bool is_inside = address >= cached.range->begin && address + bytes <= cached.range->end;
   if (!is_inside) cached.range = look_up(address, bytes, writes);

@@ -88,7 +88,7 @@ class LaunchMemory {
   BlockRunner& runner_;
   SharedMemory& shared_;
   std::vector<std::unique_ptr<Range>> ranges_;
-  std::array<Cached, 256> cache_{};
+  std::array<Cached, 1024> cache_{};
 };
 
 }  // namespace cuda_sim
