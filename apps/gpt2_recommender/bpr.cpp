@@ -171,6 +171,8 @@ void check_range(const at::Tensor& indices, int64_t rows, const char* name) {
   }
 }
 
+at::Tensor loss_of(const at::Tensor& margins) { return -at::log_sigmoid(margins).mean(); }
+
 /// Returns log(1 + e^-margin) without overflow.
 double softplus_of_minus(double margin) { return std::max(-margin, 0.0) + std::log1p(std::exp(-std::abs(margin))); }
 
@@ -188,7 +190,7 @@ at::Tensor GradientBuffers::take(const at::Tensor& like) {
 }
 
 at::Tensor bpr_loss(const at::Tensor& positive_scores, const at::Tensor& negative_scores) {
-  return -at::log_sigmoid(positive_scores - negative_scores).mean();
+  return loss_of(positive_scores - negative_scores);
 }
 
 at::Tensor bpr_loss(const at::Tensor& user_table, const at::Tensor& item_table, const at::Tensor& users,
@@ -199,7 +201,7 @@ at::Tensor bpr_loss(const at::Tensor& user_table, const at::Tensor& item_table, 
   if (!fast) {
     const std::vector<at::Tensor> items = trainkit::embedding(at::stack({positives, negatives}), item_table).unbind();
     const at::Tensor margins = (trainkit::embedding(users, user_table) * (items[0] - items[1])).sum(-1);
-    return -at::log_sigmoid(margins).mean();
+    return loss_of(margins);
   }
   TORCH_CHECK_VALUE(
       user_table.size(1) == item_table.size(1) && positives.numel() == count && negatives.numel() == count,

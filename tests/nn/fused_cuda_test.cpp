@@ -4,10 +4,9 @@
 #include <c10/cuda/CUDAGuard.h>
 #endif
 
-#include <dlfcn.h>
-
 #include "core/gpu_kernel_support.h"
 #include "core/gpu_operations.h"
+#include "cuda_sim/cuda_sim_control.h"
 #include "fused_ops_checks.h"
 
 using namespace trainkit;
@@ -25,8 +24,7 @@ namespace {
 
 /// The simulated device takes a minute for a GPU's instant: the largest tensors run with TRAINKIT_TEST_FULL only.
 bool is_for_gpus(int64_t values) {
-  static const bool is_simulated = dlsym(RTLD_DEFAULT, "cuda_sim_counts") != nullptr;
-  return is_simulated && values > 300'000 && environment("TRAINKIT_TEST_FULL").empty();
+  return has_cuda_sim() && values > 300'000 && environment("TRAINKIT_TEST_FULL").empty();
 }
 
 }  // namespace

@@ -1,10 +1,9 @@
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cfloat>
 #include <cmath>
 
+#include "core/gpu_values.cuh"
 #include "core/tensor_list_kernels.h"
 
 namespace trainkit::detail {
@@ -70,16 +69,13 @@ __device__ float sum_of_block(float value) {
 __global__ void squares_kernel(TensorList tensors, Chunks<> chunks, float* __restrict__ sums) {
   const auto [t, begin, size] = chunks.part_of(static_cast<int>(blockIdx.x), tensors.sizes, tensors.count);
   const float* const data = tensors.data[t] + begin;
+  const int64_t fours = is_aligned(data, sizeof(float4)) ? size / 4 : 0;
   float total = 0;
-  if (is_aligned(data, sizeof(float4))) {
-    for (int64_t i = threadIdx.x; i < size / 4; i += blockDim.x) {
-      const float4 x = reinterpret_cast<const float4*>(data)[i];
-      total += x.x * x.x + x.y * x.y + (x.z * x.z + x.w * x.w);
-    }
-    for (int64_t i = size / 4 * 4 + threadIdx.x; i < size; i += blockDim.x) total += data[i] * data[i];
-  } else {
-    for (int64_t i = threadIdx.x; i < size; i += blockDim.x) total += data[i] * data[i];
+  for (int64_t i = threadIdx.x; i < fours; i += blockDim.x) {
+    const float4 x = reinterpret_cast<const float4*>(data)[i];
+    total += x.x * x.x + x.y * x.y + (x.z * x.z + x.w * x.w);
   }
+  for (int64_t i = fours * 4 + threadIdx.x; i < size; i += blockDim.x) total += data[i] * data[i];
   total = sum_of_block(total);
   if (threadIdx.x == 0) sums[blockIdx.x] = total;
 }
@@ -108,35 +104,18 @@ __global__ void copy_kernel(CopyList list, Chunks<> chunks, const float* __restr
 }
 
 template <typename To>
-__device__ To rounded(float x);
-template <>
-__device__ __nv_bfloat16 rounded<__nv_bfloat16>(float x) {
-  return __float2bfloat16_rn(x);
-}
-template <>
-__device__ __half rounded<__half>(float x) {
-  return __float2half_rn(x);
-}
-
-template <typename To>
-struct alignas(4 * sizeof(To)) Four {
-  To values[4];
-};
-
-template <typename To>
 __global__ void cast_kernel(CastList tensors, Chunks<> chunks) {
   const auto [t, begin, size] = chunks.part_of(static_cast<int>(blockIdx.x), tensors.sizes, tensors.count);
   const float* const from = tensors.from[t] + begin;
   To* const to = static_cast<To*>(tensors.to[t]) + begin;
-  int64_t done = 0;
-  if (is_aligned(from, sizeof(float4)) && is_aligned(to, sizeof(Four<To>))) {
-    done = size / 4 * 4;
-    for (int64_t i = threadIdx.x; i < size / 4; i += blockDim.x) {
-      const float4 x = reinterpret_cast<const float4*>(from)[i];
-      reinterpret_cast<Four<To>*>(to)[i] = {rounded<To>(x.x), rounded<To>(x.y), rounded<To>(x.z), rounded<To>(x.w)};
-    }
+  const bool has_fours = is_aligned(from, sizeof(Pack<float, 4>)) && is_aligned(to, sizeof(Pack<To, 4>));
+  const int64_t fours = has_fours ? size / 4 : 0;
+  for (int64_t i = threadIdx.x; i < fours; i += blockDim.x) {
+    float four[4];
+    load(from + 4 * i, four);
+    store(four, to + 4 * i);
   }
-  for (int64_t i = done + threadIdx.x; i < size; i += blockDim.x) to[i] = rounded<To>(from[i]);
+  for (int64_t i = fours * 4 + threadIdx.x; i < size; i += blockDim.x) to[i] = from_float<To>(from[i]);
 }
 
 }  // namespace

@@ -141,14 +141,15 @@ void copy_together(const std::vector<at::Tensor>& to, const std::vector<at::Tens
 
 std::vector<at::Tensor> cast_together(const std::vector<at::Tensor>& tensors, at::ScalarType type) {
   constexpr int64_t kAligned = 64;
+  const auto room = [](const at::Tensor& tensor) { return (tensor.numel() + kAligned - 1) / kAligned * kAligned; };
   int64_t total = 0;
-  for (const at::Tensor& tensor : tensors) total += (tensor.numel() + kAligned - 1) / kAligned * kAligned;
+  for (const at::Tensor& tensor : tensors) total += room(tensor);
   const at::Tensor all = at::empty({total}, tensors.front().options().dtype(type));
   std::vector<at::Tensor> parts;
   int64_t begin = 0;
   for (const at::Tensor& tensor : tensors) {
     parts.push_back(all.narrow(0, begin, tensor.numel()).view(tensor.sizes()));
-    begin += (tensor.numel() + kAligned - 1) / kAligned * kAligned;
+    begin += room(tensor);
   }
 #ifdef TRAINKIT_WITH_CUDA
   if (has_list_kernels(tensors)) {

@@ -5,6 +5,8 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/mm.h>
 
+#include <utility>
+
 namespace trainkit::detail {
 
 /// A weight and its layout: (out, in), or (in, out) if `is_transposed`. Forward multiplies by the (in, out) form.
@@ -20,7 +22,13 @@ struct BlockMatrix {
     return at::mm(gradient, is_transposed ? weight.t() : weight);
   }
   at::Tensor weight_gradient(const at::Tensor& x, const at::Tensor& gradient) const {
-    return (is_transposed ? at::mm(x.t(), gradient) : at::mm(gradient.t(), x)).to(at::kFloat);
+    const auto [a, b] = weight_factors(x, gradient, is_transposed);
+    return at::mm(a, b).to(at::kFloat);
+  }
+  /// Returns the two matrices whose product is the gradient of a weight of this layout.
+  static std::pair<at::Tensor, at::Tensor> weight_factors(const at::Tensor& x, const at::Tensor& gradient,
+                                                          bool is_transposed) {
+    return is_transposed ? std::pair(x.t(), gradient) : std::pair(gradient.t(), x);
   }
 };
 

@@ -28,9 +28,9 @@ using torch::autograd::variable_list;
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // BeforeAttention computes the first norm and the queries, keys and values; AfterAttention the output projection, the
 // second norm and the MLP. Attention between them is LibTorch's, with its own choice of kernel. Both nodes compute what
-// autograd would compute for the separate operations, with the same calls, so the bits are the same; they keep the same
-// tensors. Inside a node neither autograd nor autocast is called (Plain). The product's dtype is an argument, as
-// autocast is off inside.
+// autograd would compute for the separate operations, with the same calls, so the bits are the same except for those of
+// gradients of weights; they keep the same tensors. Inside a node neither autograd nor autocast is called (Plain): the
+// products have the dtype of the cast weights.
 //
 // Under autocast a small model spends much of its step on the launches of casts. So the weights of a block are cast by
 // one kernel (Matrices), the gradients of weights leave their products in float32, and the last sum of a block is
@@ -76,7 +76,7 @@ struct ProductGradients {
 
  private:
   at::Tensor weight_gradient(const at::Tensor& input, const at::Tensor& gradient) const {
-    const at::Tensor a = is_transposed ? input.t() : gradient.t(), b = is_transposed ? gradient : input;
+    const auto [a, b] = BlockMatrix::weight_factors(input, gradient, is_transposed);
     if (type == a.scalar_type()) return at::mm(a, b);
     const at::Tensor out = at::empty({a.size(0), b.size(1)}, a.options().dtype(type));
     float_product_out(out, a, b, /*adds=*/false);
