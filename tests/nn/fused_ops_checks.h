@@ -237,8 +237,10 @@ inline void check_embedding(at::Device device, at::IntArrayRef shape, int64_t wi
       torch::autograd::grad({at::embedding(exact[0], ids.cpu())}, exact, {d_out.to(at::kDouble).cpu()})[0];
   CHECK(worst_relative(gradient, expected) < 2e-6);
   CHECK(gradient.equal(torch::autograd::grad({ours}, {weight}, {d_out}, /*retain_graph=*/true)[0]));
-  CHECK_THROWS_AS(torch::autograd::grad({ours}, {weight}, {d_out}, true, /*create_graph=*/true),
-                  c10::NotImplementedError);
+  const at::Tensor factor = torch::randn(ours.sizes()).to(device).requires_grad_();
+  const auto first = torch::autograd::grad({(ours * factor).sum()}, {weight}, {}, true, /*create_graph=*/true)[0];
+  const at::Tensor second = torch::autograd::grad({(first * weight).sum()}, {factor})[0];  // the rows of the table
+  CHECK(torch::allclose(second, ours, 1e-5, 1e-6));
 }
 
 /// Checks that a block in two nodes has the bits of its operations one by one, also of gradients, twice over one graph.

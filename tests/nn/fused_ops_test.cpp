@@ -154,6 +154,19 @@ TEST_CASE("The GPU operations give the same gradients while the graph is retaine
   }
 }
 
+TEST_CASE("A Transformer for a GPU without fused blocks has a second derivative", "[nn][fused_ops]") {
+  const trainkit::detail::GpuOperations gpu(true);
+  torch::manual_seed(11);
+  Transformer model(
+      TransformerConfig{.vocab_size = 11, .block_size = 8, .n_layers = 1, .n_heads = 1, .hidden_dim = 16});
+  model->set_fused_blocks(false);
+  const at::Tensor logits = model->forward(torch::randint(11, {2, 8}));
+  const auto norms = model->named_parameters();
+  const at::Tensor& scale = norms["transformer.ln_f.weight"];
+  const at::Tensor first = torch::autograd::grad({logits.square().sum()}, {scale}, {}, true, /*create_graph=*/true)[0];
+  CHECK(torch::autograd::grad({first.sum()}, {scale})[0].abs().sum().item<double>() > 0);
+}
+
 TEST_CASE("A residual stream that only passes a norm gets its gradient, and an unused one gets none",
           "[nn][fused_ops]") {
   const trainkit::detail::GpuOperations gpu(true);

@@ -110,6 +110,13 @@ TEST_CASE("The norm of gradients on a GPU equals LibTorch's in float64 within ro
   const at::Tensor norm = trainkit::detail::norm_by_kernel(tensors);
   CHECK(norm.item<double>() == Approx(expected).epsilon(1e-6));
   for (int repeat = 0; repeat < 3; ++repeat) CHECK(torch::equal(trainkit::detail::norm_by_kernel(tensors), norm));
+  std::vector<at::Tensor> shifted;  // the same values, one value after a multiple of 16 bytes
+  for (const at::Tensor& tensor : tensors) {
+    const at::Tensor memory = torch::empty({tensor.numel() + 1}, kGpu);
+    shifted.push_back(memory.narrow(0, 1, tensor.numel()).copy_(tensor.flatten()));
+  }
+  const std::vector<at::Tensor> aligned = copies_of(shifted);
+  CHECK(torch::equal(trainkit::detail::norm_by_kernel(shifted), trainkit::detail::norm_by_kernel(aligned)));
   for (const double value : {static_cast<double>(INFINITY), static_cast<double>(NAN)}) {
     tensors[8][1022] = value;
     const auto found = trainkit::detail::norm_by_kernel(tensors).item<double>();
@@ -133,6 +140,31 @@ TEST_CASE("copy_together on a GPU copies tensors of any dtype, or none if the co
   for (size_t i = 0; i < to.size(); ++i) CHECK(torch::equal(to[i], from[i]));
   trainkit::detail::copy_together(to, before);
   for (size_t i = 0; i < to.size(); ++i) CHECK(torch::equal(to[i], before[i]));
+}
+
+TEST_CASE("copy_together on a GPU refuses tensors of different sizes", "[optim][gpu]") {
+  SKIP_WITHOUT_GPU();
+  const at::Tensor large = torch::ones({9}, kGpu), small = torch::zeros({5}, kGpu);
+  CHECK_THROWS_AS(trainkit::detail::copy_together({small}, {large}), c10::Error);
+  CHECK_THROWS_AS(trainkit::detail::copy_together({large}, {small}, torch::ones({}, kGpu)), c10::Error);
+  CHECK(torch::equal(large, torch::ones({9}, kGpu)));
+}
+
+TEST_CASE("Autograd notices what the kernels of lists change", "[optim][gpu]") {
+  SKIP_WITHOUT_GPU();
+  if (!trainkit::detail::has_list_kernels({torch::ones({1}, kGpu)})) TRAINKIT_SKIP("no kernels for this GPU");
+  const at::Tensor x = torch::ones({4}, kGpu).requires_grad_(), half = torch::full({}, 0.5, kGpu);
+  const auto is_refused = [&](const auto& change) {
+    at::Tensor saved = torch::ones({4}, kGpu);
+    const at::Tensor y = x * saved;
+    change(saved);
+    CHECK_THROWS_WITH(y.sum().backward(), Catch::Contains("modified by an inplace operation"));
+  };
+  is_refused([&](const at::Tensor& saved) { trainkit::detail::scale_by_kernel({saved}, half); });
+  is_refused([&](const at::Tensor& saved) { trainkit::detail::scale_by_kernel({saved}, half, 1.0); });
+  is_refused(
+      [&](const at::Tensor& saved) { trainkit::detail::unscale_by_kernel({saved}, torch::zeros({}, kGpu), half); });
+  is_refused([&](const at::Tensor& saved) { trainkit::detail::copy_together({saved}, {torch::ones({4}, kGpu)}); });
 }
 
 TEST_CASE("cast_together on a GPU rounds as LibTorch does", "[optim][gpu]") {

@@ -69,10 +69,12 @@ __device__ float sum_of_block(float value) {
 __global__ void squares_kernel(TensorList tensors, Chunks<> chunks, float* __restrict__ sums) {
   const auto [t, begin, size] = chunks.part_of(static_cast<int>(blockIdx.x), tensors.sizes, tensors.count);
   const float* const data = tensors.data[t] + begin;
-  const int64_t fours = is_aligned(data, sizeof(float4)) ? size / 4 : 0;
+  const bool has_fours = is_aligned(data, sizeof(float4));  // the order of the sum does not depend on it
+  const int64_t fours = size / 4;
   float total = 0;
   for (int64_t i = threadIdx.x; i < fours; i += blockDim.x) {
-    const float4 x = reinterpret_cast<const float4*>(data)[i];
+    const float* const four = data + 4 * i;
+    const float4 x = has_fours ? *reinterpret_cast<const float4*>(four) : float4{four[0], four[1], four[2], four[3]};
     total += x.x * x.x + x.y * x.y + (x.z * x.z + x.w * x.w);
   }
   for (int64_t i = fours * 4 + threadIdx.x; i < size; i += blockDim.x) total += data[i] * data[i];
@@ -118,33 +120,27 @@ __global__ void cast_kernel(CastList tensors, Chunks<> chunks) {
   for (int64_t i = fours * 4 + threadIdx.x; i < size; i += blockDim.x) to[i] = from_float<To>(from[i]);
 }
 
+/// Starts a kernel with one block for each chunk of the list.
+template <auto kernel, typename List, typename... Arguments>
+int launch_chunks(const List& list, void* stream, Arguments... arguments) {
+  const Chunks<> chunks = Chunks<>::of(list.sizes, list.count);
+  const auto blocks = static_cast<unsigned>(chunks.blocks(list.count));
+  if (blocks > 0) kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(list, chunks, arguments...);
+  return cudaGetLastError();
+}
+
 }  // namespace
 
 int launch_scale(const TensorList& tensors, const float* value, float max_norm, void* stream) {
-  const Chunks<> chunks = Chunks<>::of(tensors.sizes, tensors.count);
-  const auto blocks = static_cast<unsigned>(chunks.first[tensors.count]);
-  if (blocks > 0) {
-    scale_kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(tensors, chunks, value, max_norm);
-  }
-  return cudaGetLastError();
+  return launch_chunks<scale_kernel>(tensors, stream, value, max_norm);
 }
 
 int launch_unscale(const TensorList& tensors, const float* value, float* found_inf, void* stream) {
-  const Chunks<> chunks = Chunks<>::of(tensors.sizes, tensors.count);
-  const auto blocks = static_cast<unsigned>(chunks.first[tensors.count]);
-  if (blocks > 0) {
-    unscale_kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(tensors, chunks, value, found_inf);
-  }
-  return cudaGetLastError();
+  return launch_chunks<unscale_kernel>(tensors, stream, value, found_inf);
 }
 
-int launch_squares(const TensorList& tensors, const Chunks<>& chunks, float* sums, void* stream) {
-  const int blocks = chunks.first[tensors.count];
-  if (blocks > 0) {
-    squares_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(tensors, chunks,
-                                                                                                      sums);
-  }
-  return cudaGetLastError();
+int launch_squares(const TensorList& tensors, float* sums, void* stream) {
+  return launch_chunks<squares_kernel>(tensors, stream, sums);
 }
 
 int launch_norm(const float* sums, int64_t count, float* norm, void* stream) {
@@ -154,25 +150,12 @@ int launch_norm(const float* sums, int64_t count, float* norm, void* stream) {
 }
 
 int launch_copy(const CopyList& bytes, const float* condition, void* stream) {
-  const Chunks<> chunks = Chunks<>::of(bytes.sizes, bytes.count);
-  const auto blocks = static_cast<unsigned>(chunks.first[bytes.count]);
-  if (blocks > 0) {
-    copy_kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(bytes, chunks, condition);
-  }
-  return cudaGetLastError();
+  return launch_chunks<copy_kernel>(bytes, stream, condition);
 }
 
 int launch_cast(const CastList& tensors, bool to_bfloat16, void* stream) {
-  const Chunks<> chunks = Chunks<>::of(tensors.sizes, tensors.count);
-  const auto blocks = static_cast<unsigned>(chunks.first[tensors.count]);
-  auto* const on = static_cast<cudaStream_t>(stream);
-  if (blocks == 0) return cudaSuccess;
-  if (to_bfloat16) {
-    cast_kernel<__nv_bfloat16><<<blocks, kThreads, 0, on>>>(tensors, chunks);
-  } else {
-    cast_kernel<__half><<<blocks, kThreads, 0, on>>>(tensors, chunks);
-  }
-  return cudaGetLastError();
+  return to_bfloat16 ? launch_chunks<cast_kernel<__nv_bfloat16>>(tensors, stream)
+                     : launch_chunks<cast_kernel<__half>>(tensors, stream);
 }
 
 }  // namespace trainkit::detail

@@ -44,6 +44,8 @@ struct Chunks {
     return chunks;
   }
 
+  int blocks(int count) const { return first[count]; }
+
   /// The values of one block: `size` from position `begin` of a tensor on.
   struct Part {
     int tensor;
@@ -72,8 +74,8 @@ int launch_scale(const TensorList& tensors, const float* value, float max_norm, 
 /// Multiplies the tensors in place by `*value`, and sets `*found_inf` to 1 if a result is not finite.
 int launch_unscale(const TensorList& tensors, const float* value, float* found_inf, void* stream);
 
-/// Writes the sum of the squares of each chunk to `sums`.
-int launch_squares(const TensorList& tensors, const Chunks<>& chunks, float* sums, void* stream);
+/// Writes the sum of the squares of each of Chunks<>::of(sizes) to `sums`.
+int launch_squares(const TensorList& tensors, float* sums, void* stream);
 
 /// Writes the square root of the sum of `count` values to `norm`, always added in the same order.
 int launch_norm(const float* sums, int64_t count, float* norm, void* stream);

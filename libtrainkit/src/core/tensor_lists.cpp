@@ -19,18 +19,27 @@ namespace trainkit::detail {
 namespace {
 
 #ifdef TRAINKIT_WITH_CUDA
-/// Calls launch(some tensors, position of the first one, stream) until all tensors had their turn.
-template <typename Launch>
-void launch_for(const std::vector<at::Tensor>& tensors, const Launch& launch) {
-  const c10::cuda::CUDAGuard guard(tensors.front().device());
-  for (size_t first = 0; first < tensors.size(); first += kMostTensors) {
-    TensorList some;
-    for (size_t i = first; i < tensors.size() && some.count < kMostTensors; ++i) {
-      some.data[some.count] = static_cast<float*>(tensors[i].data_ptr());
-      some.sizes[some.count++] = tensors[i].numel();
-    }
-    C10_CUDA_CHECK(static_cast<cudaError_t>(launch(some, first, c10::cuda::getCurrentCUDAStream().stream())));
+/// Divides tensors among lists for one launch each.
+std::vector<TensorList> lists_of(at::TensorList tensors) {
+  std::vector<TensorList> lists((tensors.size() + kMostTensors - 1) / kMostTensors);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    TensorList& list = lists[i / kMostTensors];
+    list.data[list.count] = static_cast<float*>(tensors[i].data_ptr());
+    list.sizes[list.count++] = tensors[i].numel();
   }
+  return lists;
+}
+
+/// Calls launch(stream) for a device and checks the error that it returns.
+template <typename Launch>
+void launch_on(at::Device device, const Launch& launch) {
+  const c10::cuda::CUDAGuard guard(device);
+  C10_CUDA_CHECK(static_cast<cudaError_t>(launch(c10::cuda::getCurrentCUDAStream().stream())));
+}
+
+/// Tells autograd that kernels changed a tensor: backward refuses a saved tensor that is not as it was.
+void note_change(const at::Tensor& tensor) {
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 #endif
 
@@ -52,42 +61,41 @@ bool has_list_kernels(at::TensorList tensors) {
 void scale_by_kernel([[maybe_unused]] const std::vector<at::Tensor>& tensors, [[maybe_unused]] const at::Tensor& value,
                      [[maybe_unused]] std::optional<double> max_norm) {
 #ifdef TRAINKIT_WITH_CUDA
-  launch_for(tensors, [&](const TensorList& some, size_t, void* stream) {
-    return launch_scale(some, value.const_data_ptr<float>(), static_cast<float>(max_norm.value_or(-1)), stream);
-  });
+  const auto most = static_cast<float>(max_norm.value_or(-1));
+  for (const TensorList& list : lists_of(tensors)) {
+    launch_on(value.device(), [&](void* on) { return launch_scale(list, value.const_data_ptr<float>(), most, on); });
+  }
+  for (const at::Tensor& tensor : tensors) note_change(tensor);
 #endif
 }
 
 void unscale_by_kernel([[maybe_unused]] const std::vector<at::Tensor>& tensors,
                        [[maybe_unused]] const at::Tensor& found_inf, [[maybe_unused]] const at::Tensor& value) {
 #ifdef TRAINKIT_WITH_CUDA
-  launch_for(tensors, [&](const TensorList& some, size_t, void* stream) {
-    return launch_unscale(some, value.const_data_ptr<float>(), found_inf.mutable_data_ptr<float>(), stream);
-  });
+  for (const TensorList& list : lists_of(tensors)) {
+    launch_on(value.device(), [&](void* stream) {
+      return launch_unscale(list, value.const_data_ptr<float>(), found_inf.mutable_data_ptr<float>(), stream);
+    });
+  }
+  for (const at::Tensor& tensor : tensors) note_change(tensor);
 #endif
 }
 
 at::Tensor norm_by_kernel([[maybe_unused]] const std::vector<at::Tensor>& tensors) {
   at::Tensor norm = at::empty({}, tensors.front().options());
 #ifdef TRAINKIT_WITH_CUDA
-  std::vector<Chunks<>> chunks;
+  const std::vector<TensorList> lists = lists_of(tensors);
   int64_t count = 0;
-  for (size_t first = 0; first < tensors.size(); first += kMostTensors) {
-    int64_t sizes[kMostTensors];
-    int some = 0;
-    for (size_t i = first; i < tensors.size() && some < kMostTensors; ++i) sizes[some++] = tensors[i].numel();
-    count += chunks.emplace_back(Chunks<>::of(sizes, some)).first[some];
-  }
+  for (const TensorList& list : lists) count += Chunks<>::of(list.sizes, list.count).blocks(list.count);
   const at::Tensor sums = at::empty({count}, norm.options());
   float* next = sums.mutable_data_ptr<float>();
-  launch_for(tensors, [&](const TensorList& some, size_t first, void* stream) {
-    const Chunks<>& divided = chunks[first / kMostTensors];
-    return launch_squares(some, divided, std::exchange(next, next + divided.first[some.count]), stream);
+  for (const TensorList& list : lists) {
+    launch_on(norm.device(), [&](void* stream) { return launch_squares(list, next, stream); });
+    next += Chunks<>::of(list.sizes, list.count).blocks(list.count);
+  }
+  launch_on(norm.device(), [&](void* stream) {
+    return launch_norm(sums.const_data_ptr<float>(), count, norm.mutable_data_ptr<float>(), stream);
   });
-  const c10::cuda::CUDAGuard guard(norm.device());
-  C10_CUDA_CHECK(
-      static_cast<cudaError_t>(launch_norm(sums.const_data_ptr<float>(), count, norm.mutable_data_ptr<float>(),
-                                           c10::cuda::getCurrentCUDAStream().stream())));
 #endif
   return norm;
 }
@@ -102,7 +110,8 @@ static size_t end_of_copies([[maybe_unused]] const std::vector<at::Tensor>& to,
   size_t end = begin;
   while (end < to.size() && end - begin < kMostTensors && to[end].device() == device &&
          to[end].is_non_overlapping_and_dense() && from[end].device() == device &&
-         from[end].scalar_type() == to[end].scalar_type() && from[end].strides() == to[end].strides()) {
+         from[end].scalar_type() == to[end].scalar_type() && from[end].sizes() == to[end].sizes() &&
+         from[end].strides() == to[end].strides()) {
     ++end;
   }
   return end;
@@ -125,16 +134,16 @@ void copy_together(const std::vector<at::Tensor>& to, const std::vector<at::Tens
       continue;
     }
 #ifdef TRAINKIT_WITH_CUDA
-    const c10::cuda::CUDAGuard guard(device);
     CopyList list;
     for (; begin < end; ++begin, ++list.count) {
       list.from[list.count] = from[begin].const_data_ptr();
       list.to[list.count] = to[begin].mutable_data_ptr();
       list.sizes[list.count] = static_cast<int64_t>(to[begin].nbytes());
+      note_change(to[begin]);
     }
-    C10_CUDA_CHECK(
-        static_cast<cudaError_t>(launch_copy(list, decides.defined() ? decides.const_data_ptr<float>() : nullptr,
-                                             c10::cuda::getCurrentCUDAStream().stream())));
+    launch_on(device, [&](void* stream) {
+      return launch_copy(list, decides.defined() ? decides.const_data_ptr<float>() : nullptr, stream);
+    });
 #endif
   }
 }
@@ -153,15 +162,16 @@ std::vector<at::Tensor> cast_together(const std::vector<at::Tensor>& tensors, at
   }
 #ifdef TRAINKIT_WITH_CUDA
   if (has_list_kernels(tensors)) {
-    launch_for(tensors, [&](const TensorList& some, size_t first, void* stream) {
+    auto part = parts.begin();
+    for (const TensorList& some : lists_of(tensors)) {
       CastList list;
-      for (; list.count < some.count; ++list.count) {
+      for (; list.count < some.count; ++list.count, ++part) {
         list.from[list.count] = some.data[list.count];
-        list.to[list.count] = parts[first + static_cast<size_t>(list.count)].mutable_data_ptr();
+        list.to[list.count] = part->mutable_data_ptr();
         list.sizes[list.count] = some.sizes[list.count];
       }
-      return launch_cast(list, type == at::kBFloat16, stream);
-    });
+      launch_on(all.device(), [&](void* stream) { return launch_cast(list, type == at::kBFloat16, stream); });
+    }
     return parts;
   }
 #endif

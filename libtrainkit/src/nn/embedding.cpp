@@ -1,4 +1,5 @@
 #include <ATen/ops/embedding.h>
+#include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -22,9 +23,12 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!c10::GradMode::is_enabled(), "embedding on a GPU has no second derivative");
     const at::Tensor ids = context->get_saved_variables()[0], d_out = gradients[0].contiguous();
-    at::Tensor d_weight = at::zeros({context->saved_data["rows"].toInt(), d_out.size(-1)}, d_out.options());
+    const int64_t rows = context->saved_data["rows"].toInt();
+    if (c10::GradMode::is_enabled()) {  // LibTorch's gradient has a derivative
+      return {at::Tensor(), at::embedding_dense_backward(d_out, ids, rows, /*padding_idx=*/-1, false)};
+    }
+    at::Tensor d_weight = at::zeros({rows, d_out.size(-1)}, d_out.options());
     detail::recorded("trainkit::embedding_backward", {d_out, ids}, [&] {
       detail::run_on(ids.device(),
                      detail::EmbeddingGradientArguments{.lookups = ids.numel(),

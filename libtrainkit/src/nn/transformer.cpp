@@ -289,6 +289,7 @@ void TransformerImpl::initialise() {
 }
 
 void TransformerImpl::set_fused_blocks(bool on) {
+  fused_ = on;
   for (const auto& block : blocks_) block->set_fused(on);
 }
 
@@ -335,6 +336,7 @@ at::Tensor TransformerImpl::embed(const at::Tensor& ids, const at::Tensor& posit
 
 /// Returns the norm of x + branch, or of x: on a GPU in the dtype of the product.
 at::Tensor TransformerImpl::final_norm(const at::Tensor& x, const at::Tensor& branch) {
+  if (!fused_) return ln_f_->forward(branch.defined() ? x + branch : x);
   return detail::residual_layer_norm(x, branch, {ln_f_->weight, ln_f_->bias, kLayerNormEps}).normed;
 }
 

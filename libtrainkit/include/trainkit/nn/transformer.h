@@ -93,11 +93,11 @@ class TransformerImpl : public torch::nn::Module {
   /// (checkpoint_sequential). 1 disables it. Throws c10::ValueError unless 1 <= segments <= n_layers.
   void set_checkpoint_segments(int64_t segments);
 
-  /// Compute each block with fused kernels where they apply. Enabled by default. On the CPU a block is one autograd
-  /// node with its own backward; it requires float32 or autocast to bfloat16, no dropout, and head widths that are
-  /// multiples of 16. On CUDA residual and layer norm are one operation, and so are bias and GELU, in float32, bfloat16
-  /// and float16. Results equal those of the separate operations within rounding. Only the separate operations have a
-  /// second derivative.
+  /// Compute each block and the last norm with fused kernels where they apply. Enabled by default. On the CPU a block
+  /// is one autograd node with its own backward; it requires float32 or autocast to bfloat16, no dropout, and head
+  /// widths that are multiples of 16. On CUDA residual and layer norm are one operation, and so are bias and GELU, in
+  /// float32, bfloat16 and float16. Results equal those of the separate operations within rounding. Only the separate
+  /// operations have a second derivative.
   void set_fused_blocks(bool on);
 
   /// Configuration with n_heads filled in.
@@ -115,6 +115,7 @@ class TransformerImpl : public torch::nn::Module {
   at::Tensor run_blocks(const at::Tensor& x, const std::shared_ptr<const PackedDocuments>& documents);
 
   TransformerConfig config_;
+  bool fused_ = true;
   bool gradient_checkpointing_ = false;
   int64_t checkpoint_segments_ = 1;
   torch::nn::Embedding wte_{nullptr};

@@ -75,7 +75,7 @@ Bits norm_of_list_case(bool is_shifted) {
   const auto chunks = Chunks<>::of(list.sizes, list.count);
   const auto blocks = static_cast<size_t>(chunks.first[list.count]);
   const Values sums(Number::kFloat, blocks), norm(Number::kFloat, 1);
-  CHECK(launch_squares(list, chunks, sums.floats(), nullptr) == cudaSuccess, "squares");
+  CHECK(launch_squares(list, sums.floats(), nullptr) == cudaSuccess, "squares");
   expect_accesses(tensors.areas(), false, "squares");
   expect_accesses({{sums.address(), sums.bytes()}}, true, "squares");
   CHECK(launch_norm(sums.floats(), static_cast<int64_t>(blocks), norm.floats(), nullptr) == cudaSuccess, "norm");
