@@ -20,7 +20,7 @@ int main() {
   auto dataset = std::make_shared<TensorDataset>(NamedTensors{{"x", x}, {"y", y}});
   auto sampler = RandomSampler(dataset->size(), {.seed = 7});
   auto loader = Prefetcher::create(dataset, sampler, {.batch_size = 256, .num_workers = 2, .drop_last = true}).value();
-  auto devices = DeviceReplicator::create([] { return Classifier(); }, {.strategy = Strategy::kAuto}).value();
+  auto devices = DeviceReplicator::create([] { return Classifier(); }).value();
   auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}), {.max_epochs = 5}).value();
   auto loss = [](Classifier& m, const Batch& b) { return cross_entropy(m->forward(b["x"]), b["y"]); };
   auto result = trainer.fit(*loader, loss).value();

@@ -102,14 +102,14 @@ void add_emotion_flags(ConfigParser& parser, EmotionOptions& options) {
               "modality", "lr_visual", "lr_audio", "lr_fusion", "folds", "group"});
 }
 
-// Source: the guide for three RTX 4090: 24 to 28 clips per GPU for simple models, 16 to 20 for complex ones, 8 to 12
-// for very large ones.
+// Source: the reference guide for three RTX 4090 (docs/guides.md): 24 to 28 clips per GPU for simple models, 16 to 20
+// for complex ones, 8 to 12 for very large ones.
 void set_batch_default(ConfigParser& parser, const EmotionOptions& options) {
   const char* clips = options.model_size == "simple" ? "24" : options.model_size == "huge" ? "8" : "16";
   parser.set_defaults({{"batch_size", clips}}, "model_size " + options.model_size);
 }
 
-// Source: config_3x4090.json and the training script of the guide for three RTX 4090.
+// Source: config_3x4090.json and the training script of the reference guide for three RTX 4090.
 void add_emotion_presets(ConfigParser& parser) {
   parser.add_preset("multi_gpu_3x4090",
                     {{"use_multi_gpu", "true"},

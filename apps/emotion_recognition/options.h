@@ -61,10 +61,10 @@ void set_run_defaults(RunOptions& run);
 /// Adds every flag of EmotionOptions.
 void add_emotion_flags(ConfigParser& parser, EmotionOptions& options);
 
-/// Sets the default of --batch_size by --model_size: the smallest batch that the guide gives for it.
+/// Sets the default of --batch_size by --model_size: the smallest batch that the reference guide gives for it.
 void set_batch_default(ConfigParser& parser, const EmotionOptions& options);
 
-/// Adds the presets multi_gpu_3x4090, the guide's training script, and audio_only.
+/// Adds the presets multi_gpu_3x4090, the reference guide's training script, and audio_only.
 void add_emotion_presets(ConfigParser& parser);
 
 /// Checks the rules between the flags. An error names the source of the value (flag, file, preset).

@@ -7,11 +7,11 @@
 namespace trainkit::tool {
 namespace {
 
-constexpr double kMegabyte = 1e6;  // the guides' MB
+constexpr double kMegabyte = 1e6;  // the reference guides' MB
 
 struct Line {
   std::string name;
-  /// Smallest and largest value in the guide, in MB (1e6 bytes).
+  /// Smallest and largest value in the reference guide, in MB (1e6 bytes).
   double least, most;
   /// Key of the plan's "largest_bytes" ("total": of "peak_bytes"). If empty, `modules` are summed from "weight_bytes".
   std::string kind = {};
@@ -63,8 +63,9 @@ void add_guide(const std::string& app, Json& plan) {
 std::string guide_table(const std::string& app, const Json& plan) {
   const Guide* guide = guide_of(app);
   if (!guide) return {};
-  std::string text = fmt::format("\ncompared with the guide's example ({}), MB per device\n{:<14} {:>10} {:>12}\n",
-                                 guide->example, "", "ours", "guide");
+  std::string text =
+      fmt::format("\ncompared with the reference guide's example ({}), MB per device\n{:<14} {:>10} {:>12}\n",
+                  guide->example, "", "ours", "guide");
   for (const Line& line : guide->lines) {
     const std::string guide_text =
         line.least == line.most ? fmt::format("{}", line.least) : fmt::format("{}-{}", line.least, line.most);

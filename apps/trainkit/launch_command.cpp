@@ -74,7 +74,7 @@ absl::StatusOr<int> launch_command(const Arguments& arguments) {
                       "of the first\nrank that failed, or 8 if it was killed.",
        .examples = {"trainkit launch --nproc_per_node 2 -- trainkit-transformer --input book.txt",
                     "trainkit launch --nnodes 2 --node_rank 1 --master_addr node0 --master_port 29500 "
-                    "--nproc_per_node 4 -- trainkit-transformer --input book.txt"}});
+                    "--nproc_per_node 4 -- trainkit-transformer --input book.txt --dist_bind eth0"}});
   LaunchFlags flags;
   add_flags(parser, flags);
   TRAINKIT_ASSIGN_OR_RETURN(const bool wanted, parse_or_print(parser, arguments));

@@ -102,15 +102,16 @@ bool has_flag(const std::vector<std::string>& words, const std::string& name) {
                      [&](const std::string& word) { return word == name || word.starts_with(name + "="); });
 }
 
-/// Adds flags for the recommender without data: the users and items of MovieLens 1M and GPT-2 small, as in the guide.
-/// The number of devices and the batch follow the guide's table of settings by memory. Needs no data set.
+/// Adds flags for the recommender without data: the users and items of MovieLens 1M and GPT-2 small, as in the
+/// reference guide (docs/guides.md). The number of devices and the batch follow its table of settings by memory. Needs
+/// no data set.
 void add_guide_sizes(PlanFlags& flags, int64_t device_bytes, const std::vector<std::string>& further,
                      std::vector<std::string>& words) {
   const auto& presets = memory_presets();
   const auto named = std::find_if(presets.begin(), presets.end(),
                                   [&](const MemoryPreset& preset) { return preset.name == flags.preset; });
   const MemoryPreset& preset = named != presets.end()  ? *named
-                               : !flags.preset.empty() ? presets.front()  // gpt2_small, the guide's example
+                               : !flags.preset.empty() ? presets.front()  // gpt2_small, the reference guide's example
                                                        : preset_for_memory(device_bytes);
   if (!has_flag(further, "--data_dir")) words.insert(words.end(), {"--plan_data", "6040x3706x1000209"});
   // One process plans; --plan_devices has the number of devices.
@@ -125,7 +126,7 @@ void add_guide_sizes(PlanFlags& flags, int64_t device_bytes, const std::vector<s
   if (!preset.use_cache && !has_flag(further, "--use_cache")) words.emplace_back("--no-use_cache");
 }
 
-/// Adds flags for emotion recognition without data: MELD's training clips on three RTX 4090, as in the guide.
+/// Adds flags for emotion recognition without data: MELD's training clips on three RTX 4090, as in the reference guide.
 void add_emotion_sizes(PlanFlags& flags, const std::vector<std::string>& further, std::vector<std::string>& words) {
   constexpr int64_t kGuideDevices = 3;
   const bool has_data =
@@ -136,14 +137,13 @@ void add_emotion_sizes(PlanFlags& flags, const std::vector<std::string>& further
   if (flags.row_rate == 0) flags.row_rate = kDecodedClips;
 }
 
-/// Adds the scene of the guide, Indian Pines, for hyperspectral classification without data.
+/// Adds the scene of the reference guide, Indian Pines, for hyperspectral classification without data.
 void add_hsi_sizes(PlanFlags& flags, const std::vector<std::string>& further, std::vector<std::string>& words) {
   for (const char* flag : {"--data_dir", "--data-dir", "--cube", "--plan_data", "--plan-data", "--scene"}) {
     if (has_flag(further, flag)) return;
   }
   words.insert(words.end(), {"--plan_data", "145x145x200x16x10249"});
-  flags.assumed_data =
-      "Indian Pines, the guide's scene: 145 x 145 pixels, 200 bands, 16 classes, 10249 labelled pixels";
+  flags.assumed_data = "Indian Pines: 145 x 145 pixels, 200 bands, 16 classes, 10249 labelled pixels";
 }
 
 /// Returns the flags for the trainer's dry run.

@@ -74,11 +74,10 @@ void add_cluster_flags(ConfigParser& parser, ScaleFlags& flags) {
              {.help = "grows: the batch per device is fixed. fixed: the global batch is fixed and divided.",
               .group = cluster,
               .choices = {"grows", "fixed"}});
-  parser.add(
-      "cuda_graph", &flags.cuda_graph,
-      {.help = "Whether steps are CUDA graphs, in which the devices sum the ranks' votes (one small all-reduce).",
-       .group = cluster,
-       .choices = {"on", "off"}});
+  parser.add("cuda_graph", &flags.cuda_graph,
+             {.help = "Whether steps are CUDA graphs, with the status all-reduce of the ranks on the devices.",
+              .group = cluster,
+              .choices = {"on", "off"}});
   parser.add("shard", &flags.shard,
              {.help = "What the devices divide among them, as --shard of the trainers.",
               .group = cluster,

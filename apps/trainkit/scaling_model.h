@@ -98,7 +98,7 @@ struct ScalingOptions {
   bool shards = false;
   /// Backward passes per step that reduce gradients: with --shard gradients all micro-batches.
   int64_t reductions = 1;
-  /// Steps are CUDA graphs: the devices sum the ranks' votes, one more all-reduce of a few numbers.
+  /// Steps are CUDA graphs, with the status all-reduce of the ranks (a few numbers) on the devices.
   bool graphs = false;
 };
 

@@ -62,7 +62,7 @@ Checked verify_copies(at::Device device);
 /// The predicted peak memory of a step is within 50 % of the measured peak, in fp32 and bf16. Skipped without a
 /// prediction.
 Checked verify_memory(at::Device device);
-/// A checkpoint holds the bits of the run that saved it, and a run that resumes from it ends with the same bits.
+/// A checkpoint is bitwise identical to the run that saved it, and so is a run that resumes from it.
 Checked verify_checkpoint(at::Device device);
 
 // Checks of several devices. Without a GPU they use CPU replicas.

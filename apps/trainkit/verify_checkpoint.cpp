@@ -1,4 +1,4 @@
-// Checks that a checkpoint holds the device's weights bit for bit, and that a resumed run ends with the same bits.
+// Checks that a checkpoint holds the device's weights bit for bit, and that a resumed run is bitwise identical.
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 #include <torch/nn/module.h>

@@ -1,4 +1,4 @@
-// Checks that a training step replayed from a CUDA graph gives the same bits as the eager step.
+// Checks that a training step replayed from a CUDA graph is bitwise identical to the eager step.
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 #include <torch/utils.h>
@@ -122,8 +122,8 @@ Checked verify_graph(at::Device device, Precision precision) {
   }
   if (differs == 0) {
     return result(true,
-                  fmt::format("{} steps have the bits of eager ones, {} of them replayed, {:g} skipped", kGraphSteps,
-                              graph.graph_steps, graph.skipped),
+                  fmt::format("{} steps are bitwise identical to eager ones, {} of them replayed, {:g} skipped",
+                              kGraphSteps, graph.graph_steps, graph.skipped),
                   "");
   }
   const Trained again = train(device, precision, CudaGraph::kOff, batches);

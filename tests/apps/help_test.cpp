@@ -103,13 +103,13 @@ TEST_CASE("The scripts of --completion complete programs and commands in bash", 
   CHECK(run_to_end("trainkit-hsi", {"--completion", "fish"}, dir.path().string()).code == 2);
 }
 
-TEST_CASE("plan --app hsi needs no data: it assumes the guide's scene and says so", "[apps][plan]") {
+TEST_CASE("plan --app hsi needs no data: it assumes the scene Indian Pines and says so", "[apps][plan]") {
   const TempDir dir;
   const Ended ended = run_to_end(
       "trainkit", {"plan", "--app", "hsi", "--gpu_memory", "2GiB", "--", "--batch_size", "64"}, dir.path().string());
   INFO(ended.output << ended.errors);
   REQUIRE(ended.code == 0);
-  CHECK_THAT(ended.output, Catch::StartsWith("data: Indian Pines, the guide's scene: 145 x 145 pixels, 200 bands, 16 "
+  CHECK_THAT(ended.output, Catch::StartsWith("data: Indian Pines: 145 x 145 pixels, 200 bands, 16 "
                                              "classes, 10249 labelled pixels (assumed; ") &&
                                Catch::Contains("64 rows per device x 1 device") && Catch::Contains("reserved"));
   CHECK(!std::filesystem::exists(dir / "runs"));

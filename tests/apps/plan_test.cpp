@@ -170,8 +170,9 @@ TEST_CASE(
   // Smaller, and on other data.
   const std::string table =
       plan({"--gpu_memory", "3GiB", "--", "--n_layer", "1", "--n_embd", "48", "--vocab_size", "0"});
-  for (const char* text : {"256 rows per device x 2 devices x 1 accumulated = 512", "compared with the guide's example",
-                           "ours", "guide", "2500-3000", "a device has       3.00 GiB"}) {
+  for (const char* text :
+       {"256 rows per device x 2 devices x 1 accumulated = 512", "compared with the reference guide's example", "ours",
+        "guide", "2500-3000", "a device has       3.00 GiB"}) {
     CHECK_THAT(table, Catch::Contains(text));
   }
 }

@@ -2,7 +2,7 @@
 """The C++ blocks of the pages, as programs that are built and run.
 
     tests/docs/pages.py extract FOLDER PAGE...   writes FOLDER/programs.cpp with every ```cpp block, and their names
-    tests/docs/pages.py check PAGE...            names the blocks that are not programs
+    tests/docs/pages.py check PAGE...            names the blocks that are not programs, and missing includes
     tests/docs/pages.py run PAGE N PROGRAM [NAME]   runs PROGRAM NAME, block N of PAGE, in a temporary folder
 
 A block is a whole program: whoever reads it can compile it. If the text behind it begins with "prints" or "It prints", the
@@ -21,6 +21,11 @@ BLOCK = re.compile(r"^```cpp\n(?P<code>.*?)^```\n(?P<behind>\n*(?:It )?prints(?P
                    re.M | re.S)
 
 
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"(trainkit/[\w/]+\.h)"', re.M)
+HEADERS = pathlib.Path(__file__).resolve().parents[2] / "libtrainkit/include"
+# Types, and functions whose declaration begins in column 0.
+TYPE = re.compile(r"^(?:class|struct|enum class|enum)[ \t]+(\w+)[^;]*\{|^using[ \t]+(\w+)[ \t]*=", re.M)
+FUNCTION = re.compile(r"^(?!using|return|namespace|template|struct|class|enum|TORCH_MODULE)[a-zA-Z][\w:<>,&* \t]*?[ \t&*](\w+)\(", re.M)
 NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
 TOLERANCE = 0.05
 
@@ -38,9 +43,57 @@ def is_program(code):
     return "int main(" in code
 
 
+def without_comments(code):
+    return re.sub(r'"(?:\\.|[^"\\\n])*"', '""', re.sub(r"//[^\n]*", "", code))
+
+
+def public_headers(folder):
+    """Maps each public header to the headers that it includes, itself included, and to the names that it declares."""
+    included, names = {}, {}
+    for path in sorted(folder.rglob("trainkit/**/*.h")):
+        header, text = str(path.relative_to(folder)), path.read_text(encoding="utf-8")
+        included[header] = {header, *INCLUDE.findall(text)}
+        names[header] = {name for pattern in (TYPE, FUNCTION) for match in pattern.findall(without_comments(text))
+                         for name in ([match] if isinstance(match, str) else match) if name}
+    return included, names
+
+
+def closure(headers, included):
+    """Returns the headers and those that they include, directly or not."""
+    found, open_ones = set(), list(headers)
+    while open_ones:
+        header = open_ones.pop()
+        if header not in found:
+            found.add(header)
+            open_ones += included.get(header, ())
+    return found
+
+
+def missing_includes(code, included, names):
+    """(name, header) of each public name that a program uses without a header of its own that declares it. The programs
+    are compiled as one source with all includes, so the compiler does not notice it."""
+    reached = closure(INCLUDE.findall(code), included)
+    known = set().union(*(names.get(header, ()) for header in reached))
+    text = without_comments(code)
+    own = set(re.findall(r"\b(?:struct|class|auto|using)[ \t&*]+(\w+)", text))
+    used = set(re.findall(r"(?<![\w.>:])(?:trainkit::)?(\w+)\b", text))
+    for header in sorted(names):
+        for name in sorted((names[header] - known - own) & used):
+            is_type = name[0].isupper()
+            if is_type or re.search(rf"(?<![\w.>:&*])(?:trainkit::)?{name}\(", text):
+                yield name, header
+
+
 def check(*pages):
-    return [f"{page}:{line}: a C++ block without main() cannot be compiled: make it a program"
-            for page in pages for line, code, *_ in blocks(page) if not is_program(code)]
+    problems, (included, names) = [], public_headers(HEADERS)
+    for page in pages:
+        for line, code, *_ in blocks(page):
+            if not is_program(code):
+                problems.append(f"{page}:{line}: a C++ block without main() cannot be compiled: make it a program")
+                continue
+            problems += [f"{page}:{line}: uses {name} without #include \"{header}\""
+                         for name, header in missing_includes(code, included, names)]
+    return problems
 
 
 def as_function(name, line, page, code):

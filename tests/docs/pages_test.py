@@ -73,6 +73,15 @@ class PagesTest(unittest.TestCase):
         self.assertEqual(len(problems), 1)
         self.assertIn("page.md:14", problems[0])
 
+    def test_a_public_name_needs_an_include_of_the_same_block(self):
+        program = "int main() {\n  auto store = CheckpointStore::open(\"runs\").value();\n  store.save(1, snapshot({}));\n}"
+        problems = pages.check(self.page(second=program))
+        self.assertEqual(len(problems), 2, problems)
+        self.assertIn('page.md:14: uses CheckpointStore without #include "trainkit/train/checkpoint.h"', problems[0])
+        self.assertIn("uses snapshot", problems[1])
+        for header in ("train/checkpoint.h", "trainkit.h"):
+            self.assertEqual(pages.check(self.page(second=f'#include "trainkit/{header}"\n{program}')), [])
+
     def test_what_the_page_shows_must_be_printed(self):
         program = self.program("echo first; echo 390 steps, loss 0.5; exit 4")
         for shown in ("390 steps, loss 0.5", "390 steps, loss 0.501", "first\n390 steps, loss 0.4999"):

@@ -9,7 +9,7 @@
 
 namespace trainkit::detail {
 
-/// Describes the plan and the options to reduce memory, in the guides' order: smaller batches, smaller models,
+/// Describes the plan and the options to reduce memory, in this order: smaller batches, smaller models,
 /// accumulation, no cache, more or fewer devices. Each option has its predicted memory of one device. Records the
 /// smaller models.
 std::string memory_ladder(BatchSizePlanner planner, const StepRecipe& recipe, const MemoryPlan& memory);

@@ -1,5 +1,5 @@
 #pragma once
-/// Operations on many tensors of a GPU at once, with the bits of LibTorch's operations and less work of the host.
+/// Operations on many tensors of a GPU at once, bitwise identical to LibTorch's, with less work of the host.
 
 #include <ATen/core/Tensor.h>
 

@@ -282,7 +282,7 @@ absl::Status roll_back_run(const std::string& output_dir, const RunParts& parts,
 
 // Note [Order of a resume]
 // ~~~~~~~~~~~~~~~~~~~~~~~~
-// A resumed run must compute the same bits as an uninterrupted one, and a rejected resume must change nothing on disk.
+// A resumed run must be bitwise identical to an uninterrupted one, and a rejected resume must change nothing on disk.
 // resume_run() only reads the checkpoint. It checks the shape first, then loads the model (checked in full before any
 // tensor is changed), then the loader's position, then the generators. The generators come last because loading must
 // not draw from them afterwards. `progress` is assigned at the very end, so a failed resume leaves the counters as they

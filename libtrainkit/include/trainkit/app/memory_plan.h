@@ -41,7 +41,7 @@ struct MemoryPlan {
   /// measured.
   double step_seconds = 0;
   std::string timed_on = {};
-  /// Lists options to reduce memory, in the guides' order, each with its predicted memory: smaller batches, smaller
+  /// Lists options to reduce memory, in this order, each with its predicted memory: smaller batches, smaller
   /// models (recorded when called: seconds), accumulation, no cache, more or fewer devices. Null without a prediction.
   /// Valid as long as the objects that the recipe refers to.
   std::function<std::string()> ladder = nullptr;
@@ -74,7 +74,7 @@ inline constexpr int64_t kCudaReserveBytes = int64_t{512} << 20;
 /// replicas.
 ///
 /// auto selects the largest micro-batch that fits: a divisor of a device's share of --global_batch_size or of the
-/// resumed run's global batch, else a power of two. The maximum is 2048 (the guides' largest), and 64 on the CPU, which
+/// resumed run's global batch, else a power of two. The maximum is 2048, and 64 on the CPU, which
 /// is not faster with more. On a GPU in this machine the batch is then tried, and reduced if the device runs out of
 /// memory. --measure tries any plan on the device of the run. Both give the time of a step.
 ///

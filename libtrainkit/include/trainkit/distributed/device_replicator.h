@@ -47,7 +47,8 @@ class ReplicaGroup {
 
 /// Selects how the model is placed on devices.
 enum class Strategy {
-  kAuto,          ///< kDistributed with a process group, kDataParallel with several devices, else kSingle.
+  kAuto,  ///< kDistributed with a process group; kDataParallel if gpu_ids names several GPUs or cpu_replicas > 1; else
+          ///< kSingle. For all GPUs set kDataParallel.
   kSingle,        ///< One model on one device.
   kDataParallel,  ///< One process with one replica and one thread per device.
   kDistributed    ///< One process per device.

@@ -66,7 +66,7 @@ struct LaunchEnvironment {
 ///   launch      distinguishes the two
 ///   Open MPI    OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE, and PMIX_NAMESPACE as the job's name
 ///   Slurm       inside a step (SLURM_STEP_ID: a batch script without srun has no rank), SLURM_PROCID, SLURM_LOCALID,
-///               SLURM_NODEID, SLURM_[STEP_]NTASKS or SLURM_STEP_NUM_TASKS, SLURM_[STEP_]TASKS_PER_NODE
+///               SLURM_NODEID, SLURM_STEP_NUM_TASKS (or SLURM_NTASKS or SLURM_NPROCS), SLURM_[STEP_]TASKS_PER_NODE
 ///
 /// Under Slurm and Open MPI, MASTER_ADDR and MASTER_PORT are used if they are set. Otherwise ranks on one machine
 /// connect over the loopback interface. On several machines Slurm ranks connect to the first host of

@@ -29,7 +29,7 @@ struct LogRecord {
   std::vector<std::pair<std::string, double>> values = {};
   /// Learning rate of each parameter group.
   std::vector<double> lr = {};
-  /// Bytes reserved by the allocator on each GPU, in rank order.
+  /// Bytes allocated by LibTorch's allocator on each GPU, in rank order.
   std::vector<int64_t> gpu_memory_bytes = {};
   /// Utilisation of each of these GPUs from 0 to 1, as reported by the driver. -1 for a GPU without a value; empty if
   /// no driver reports one.

@@ -18,7 +18,7 @@ namespace trainkit {
 
 /// Contents of summary.json. Scores are fractions of 1.
 struct RunSummary {
-  /// Reason for the end of the run: "finished", "early_stopping", "max_time", "signal", "error".
+  /// Reason for the end of the run: "max_epochs", "max_steps", "max_time", "early_stopping", "signal" or "error".
   std::string exit_reason = "finished";
   int exit_code = 0;
   int64_t steps = 0;

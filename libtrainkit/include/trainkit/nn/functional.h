@@ -80,8 +80,8 @@ at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const 
 ///   where LibTorch's take 7 to 80 times as long. There, convolutions under autocast compute and return float32 (13
 ///   times as fast with ResNet18).
 ///
-/// The decision does not depend on timing, so that a resumed run has the bits of an uninterrupted one. Call it before
-/// the first step, from any thread; every trainer does. @return whether float32 products use oneDNN.
+/// The decision does not depend on timing, so that a resumed run is bitwise identical to an uninterrupted one. Call it
+/// before the first step, from any thread; every trainer does. @return whether float32 products use oneDNN.
 bool use_fast_kernels();
 
 }  // namespace trainkit

@@ -32,17 +32,18 @@ class LRSchedule {
 };
 
 // Each function below throws c10::ValueError if arguments are out of range; the message names all of them. Beyond its
-// end a schedule stays at its last factor. Arguments have PyTorch's names, with factors instead of learning rates.
+// end a schedule stays at its last factor. Arguments have PyTorch's names, with two exceptions: total_steps is T_max
+// (cosine_annealing_lr) or total_iters (linear_lr) in PyTorch, and min_factor is eta_min divided by the learning rate.
 
 /// Returns 1 for every step.
 std::shared_ptr<const LRSchedule> constant_lr();
 
-/// Changes linearly from start_factor at the first step to end_factor at total_steps.
+/// Changes linearly from start_factor at the first step to end_factor at total_steps. By default it falls from 1 to 0;
+/// PyTorch's defaults rise from 1/3 to 1.
 /// Source: torch.optim.lr_scheduler.LinearLR.
 std::shared_ptr<const LRSchedule> linear_lr(int64_t total_steps, double start_factor = 1.0, double end_factor = 0.0);
 
 /// Computes min + (1 - min) (1 + cos(pi step / total)) / 2, then stays at min (PyTorch's schedule rises again).
-/// min_factor is PyTorch's eta_min divided by the learning rate.
 /// Source: Loshchilov and Hutter, "SGDR"; torch.optim.lr_scheduler.CosineAnnealingLR.
 std::shared_ptr<const LRSchedule> cosine_annealing_lr(int64_t total_steps, double min_factor = 0.0);
 

@@ -51,7 +51,7 @@ std::vector<NamedParameter> trainable_parameters(const torch::nn::Module& model)
 /// Source: nanoGPT, GPT.configure_optimizers.
 std::vector<ParamGroup> default_param_groups(const torch::nn::Module& model);
 
-/// Base of AdamW, Adam and SGD.
+/// Base of AdamW, Adam, SGD and Muon.
 ///
 ///   AdamW optimizer({.lr = 1e-3, .weight_decay = 0.1});
 ///   optimizer.add_param_groups(default_param_groups(*model));

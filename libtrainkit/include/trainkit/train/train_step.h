@@ -147,11 +147,11 @@ struct StepMetrics {
 /// eager step runs out of memory, the graphs are dropped first.
 ///
 /// Graphs of several ranks. Captures begin in the same step on all ranks. From then on their hosts do not wait for one
-/// another: votes are summed on the devices together with the gradients, and read two steps later. agreed_stop() and
-/// agreed_save() are then two steps late, and the failure of a rank is thrown by the second accumulate() after it, or
-/// by confirm(); the devices have skipped the steps in between. A step that a rank runs eagerly because its batch has
-/// another shape reduces its gradients after backward; if it runs out of memory only this rank splits it. Not with
-/// SyncBatchNorm layers that synchronise, nor with find_unused_parameters.
+/// another: the status all-reduce (stop, save and failure flags of the ranks) runs on the devices, after the gradients,
+/// and is read two steps later. agreed_stop() and agreed_save() are then two steps late, and the failure of a rank is
+/// thrown by the second accumulate() after it, or by confirm(); the devices have skipped the steps in between. A step
+/// that a rank runs eagerly because its batch has another shape reduces its gradients after backward; if it runs out of
+/// memory only this rank splits it. Not with SyncBatchNorm layers that synchronise, nor with find_unused_parameters.
 ///
 /// Not thread-safe. Exceptions of the loss function and of LibTorch propagate; the gradients accumulated so far are
 /// dropped, and weights and optimizer state are unchanged on every rank. If another rank failed or is lost, throws
@@ -230,7 +230,7 @@ class TrainStep {
   void set_weight_unit(double unit) { weight_unit_ = unit; }
 
   /// Number of micro-batches that each batch is split into: 1, doubled whenever a step runs out of memory. Save it in a
-  /// checkpoint, so that a resumed run computes the same bits. Throws c10::ValueError below 1.
+  /// checkpoint, so that a resumed run is bitwise identical. Throws c10::ValueError below 1.
   int64_t split() const { return split_; }
   void set_split(int64_t split);
 

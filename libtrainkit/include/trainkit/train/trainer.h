@@ -200,10 +200,9 @@ struct FitOptions {
 ///     return cross_entropy(model->forward(b["x"]), b["y"]);
 ///   }).value();
 ///
-/// A run that is stopped at any moment, also within an epoch, and resumed from its checkpoint ends with the same bits
-/// as an uninterrupted one. The checkpoint contains weights, optimizer, schedule, scaler, random generators
-/// and the position in the data. Steps read nothing back from the device; a record is read when its asynchronous copy
-/// is done.
+/// A run that is stopped at any moment, also within an epoch, and resumed from its checkpoint is bitwise identical to
+/// an uninterrupted one. The checkpoint contains weights, optimizer, schedule, scaler, random generators and the
+/// position in the data. Steps read nothing back from the device; a record is read when its asynchronous copy is done.
 ///
 /// Not thread-safe; fit runs on the calling thread.
 class Trainer {
