@@ -1,5 +1,6 @@
 #pragma once
-/// Operations on many tensors of a GPU at once, bitwise identical to LibTorch's, with less work of the host.
+/// Operations on many tensors of a GPU at once, with less work of the host than LibTorch's. All but the norm, which adds
+/// in another order, are bitwise identical to LibTorch's.
 
 #include <ATen/core/Tensor.h>
 
