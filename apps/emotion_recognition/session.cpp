@@ -165,7 +165,7 @@ absl::StatusOr<int> Session::fill_cache(const MachineInfo& machine, const Placem
   TRAINKIT_RETURN_IF_ERROR(cached.status());
   if (table_) {
     const std::vector<int64_t>* const own[] = {&fold_rows_.train, &fold_rows_.validation, &fold_rows_.test};
-    for (size_t i = 0; i < rows_.size(); ++i) rows_[i] = std::make_shared<SubsetDataset>(cached->front(), *own[i]);
+    for (size_t i = 0; i < rows_.size(); ++i) rows_[i] = std::make_shared<Subset>(cached->front(), *own[i]);
     return 0;
   }
   size_t i = 0;

@@ -119,7 +119,7 @@ ValidationRows validation_rows(const std::vector<std::shared_ptr<const TokenWind
   };
   std::vector<int64_t> chosen;
   for (int64_t i = 0; i < max_rows; ++i) chosen.push_back(row_at(i));
-  rows.dataset = std::make_shared<SubsetDataset>(rows.dataset, std::move(chosen));
+  rows.dataset = std::make_shared<Subset>(rows.dataset, std::move(chosen));
   rows.targets_of = [row_at, targets_of = rows.targets_of](int64_t i) { return targets_of(row_at(i)); };
   return rows;
 }

@@ -64,9 +64,9 @@ TEST_CASE("MapDataset satisfies the contract", "[contract][dataset]") {
       other_fields, [](const RowKey&, const BatchView& row) { *row.row<double>(0, 0) *= 2; }));
 }
 
-TEST_CASE("SubsetDataset satisfies the contract", "[contract][dataset]") {
-  check_dataset_contract(std::make_shared<SubsetDataset>(tensors(50), std::vector<int64_t>{4, 49, 0, 4, 17}));
-  check_dataset_contract(std::make_shared<SubsetDataset>(std::make_shared<Squares>(), std::vector<int64_t>{}));
+TEST_CASE("Subset satisfies the contract", "[contract][dataset]") {
+  check_dataset_contract(std::make_shared<Subset>(tensors(50), std::vector<int64_t>{4, 49, 0, 4, 17}));
+  check_dataset_contract(std::make_shared<Subset>(std::make_shared<Squares>(), std::vector<int64_t>{}));
 }
 
 TEST_CASE("ConcatDataset satisfies the contract", "[contract][dataset]") {
@@ -90,7 +90,7 @@ TEST_CASE("CachedDataset satisfies the contract", "[contract][dataset]") {
 
 TEST_CASE("Adapters of adapters satisfy the contract", "[contract][dataset]") {
   std::vector<std::shared_ptr<const Dataset>> parts = {
-      std::make_shared<SubsetDataset>(tensors(30), std::vector<int64_t>{1, 2, 3, 5, 8, 13, 21}),
+      std::make_shared<Subset>(tensors(30), std::vector<int64_t>{1, 2, 3, 5, 8, 13, 21}),
       std::make_shared<CachedDataset>(tensors(20))};
   const auto all = std::make_shared<ConcatDataset>(parts);
   check_dataset_contract(std::make_shared<MapDataset>(all, [](const RowKey& key, const BatchView& row) {

@@ -31,10 +31,10 @@ TEST_CASE("RandomSampler satisfies the contract at every size around its thresho
   }
 }
 
-TEST_CASE("WeightedSampler satisfies the contract", "[contract][sampler]") {
+TEST_CASE("WeightedRandomSampler satisfies the contract", "[contract][sampler]") {
   const std::vector<double> weights = {0, 1, 2.5, 1e-9, 7, 0, 3};
   check_sampler_contract(
-      std::make_shared<WeightedSampler>(weights, WeightedSamplerOptions{.num_samples = 1000, .seed = 2}), 7,
+      std::make_shared<WeightedRandomSampler>(weights, WeightedRandomSamplerOptions{.num_samples = 1000, .seed = 2}), 7,
       {.each_row_once = false});
 }
 

@@ -51,12 +51,12 @@ TEST_CASE("MapDataset augments a row the same way for any number of workers, and
   }
 }
 
-TEST_CASE("SubsetDataset refuses rows out of range", "[data][adapters]") {
-  CHECK(read(SubsetDataset(numbers(0, 10), {7, 7, 2}), {2, 0, 1}) == std::vector<int64_t>{2, 7, 7});
-  CHECK_THROWS_WITH(SubsetDataset(numbers(0, 10), {3, 10}), Contains("index 10 is out of range for 10 rows"));
-  CHECK_THROWS_AS(SubsetDataset(numbers(0, 10), {-1}), c10::IndexError);
-  CHECK_THROWS_AS(SubsetDataset(nullptr, {}), c10::ValueError);
-  CHECK(SubsetDataset(hooked(9, [](const RowKey&) {}), {8}).describe(0) == "file8.jpg");
+TEST_CASE("Subset refuses rows out of range", "[data][adapters]") {
+  CHECK(read(Subset(numbers(0, 10), {7, 7, 2}), {2, 0, 1}) == std::vector<int64_t>{2, 7, 7});
+  CHECK_THROWS_WITH(Subset(numbers(0, 10), {3, 10}), Contains("index 10 is out of range for 10 rows"));
+  CHECK_THROWS_AS(Subset(numbers(0, 10), {-1}), c10::IndexError);
+  CHECK_THROWS_AS(Subset(nullptr, {}), c10::ValueError);
+  CHECK(Subset(hooked(9, [](const RowKey&) {}), {8}).describe(0) == "file8.jpg");
 }
 
 TEST_CASE("ConcatDataset concatenates datasets", "[data][adapters]") {
@@ -70,7 +70,7 @@ TEST_CASE("ConcatDataset concatenates datasets", "[data][adapters]") {
   CHECK_THROWS_WITH(ConcatDataset({numbers(0, 1), other}), Contains("the fields of dataset 1 differ"));
 }
 
-TEST_CASE("ZipDataset joins the fields of each row, with the same random numbers", "[data][adapters]") {
+TEST_CASE("StackDataset joins the fields of each row, with the same random numbers", "[data][adapters]") {
   const auto images = std::make_shared<TensorDataset>(
       TensorDataset({{"image", torch::arange(40.).view({10, 2, 2})}, {"id", torch::arange(10)}}));
   const auto masks = std::make_shared<TensorDataset>(TensorDataset({{"mask", torch::arange(10, 20, torch::kByte)}}));
@@ -80,7 +80,7 @@ TEST_CASE("ZipDataset joins the fields of each row, with the same random numbers
                                           *out.row<int64_t>(0, 0) = static_cast<int64_t>(key.random().below(1'000'000));
                                         });
   };
-  const auto zipped = std::make_shared<ZipDataset>(
+  const auto zipped = std::make_shared<StackDataset>(
       std::vector<std::shared_ptr<const Dataset>>{images, masks, noise(images, "first"), noise(masks, "second")});
   CHECK(zipped->size() == 10);
   REQUIRE(zipped->fields().size() == 5);
@@ -98,10 +98,10 @@ TEST_CASE("ZipDataset joins the fields of each row, with the same random numbers
   const ConcatDataset twice({zipped, zipped});
   CHECK(twice.size() == 20);
   using List = std::vector<std::shared_ptr<const Dataset>>;
-  CHECK_THROWS_AS(ZipDataset(List{}), c10::ValueError);
-  CHECK_THROWS_AS(ZipDataset(List{images, nullptr}), c10::ValueError);
-  CHECK_THROWS_WITH(ZipDataset(List{images, numbers(0, 9)}), Contains("dataset 1 has 9 rows, dataset 0 has 10"));
-  CHECK_THROWS_WITH(ZipDataset(List{images, images}), Contains("two datasets have a field 'image'"));
+  CHECK_THROWS_AS(StackDataset(List{}), c10::ValueError);
+  CHECK_THROWS_AS(StackDataset(List{images, nullptr}), c10::ValueError);
+  CHECK_THROWS_WITH(StackDataset(List{images, numbers(0, 9)}), Contains("dataset 1 has 9 rows, dataset 0 has 10"));
+  CHECK_THROWS_WITH(StackDataset(List{images, images}), Contains("two datasets have a field 'image'"));
 }
 
 TEST_CASE("CachedDataset reads each row once", "[data][adapters]") {

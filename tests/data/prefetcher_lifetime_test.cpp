@@ -55,8 +55,8 @@ TEST_CASE("The row is reported through nested datasets", "[data][prefetcher]") {
   auto inner = stuck_at(100, 40, door);
   std::vector<int64_t> backwards = range(0, 50);
   std::reverse(backwards.begin(), backwards.end());
-  auto loader = sequential(std::make_shared<SubsetDataset>(inner, backwards),
-                           {.batch_size = 50, .num_workers = 1, .timeout = 50ms});
+  auto loader =
+      sequential(std::make_shared<Subset>(inner, backwards), {.batch_size = 50, .num_workers = 1, .timeout = 50ms});
   const auto batch = loader->next();
   CHECK_THAT(std::string(batch.status().message()), Contains("row 9 (file40.jpg)"));
   door.open();

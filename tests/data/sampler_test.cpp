@@ -33,9 +33,9 @@ TEST_CASE("RandomSampler's order is the one that checkpoints of earlier versions
   CHECK(large == std::vector<int64_t>{179152, 274003, 435200, 949130, 394046});
 }
 
-TEST_CASE("WeightedSampler draws rows in proportion to their weights", "[data][sampler]") {
+TEST_CASE("WeightedRandomSampler draws rows in proportion to their weights", "[data][sampler]") {
   const std::vector<double> weights = {1, 0, 3, 6, 0};
-  const WeightedSampler sampler(weights, {.num_samples = 100'000, .seed = 3});
+  const WeightedRandomSampler sampler(weights, {.num_samples = 100'000, .seed = 3});
   CHECK(sampler.size() == 100'000);
   std::vector<int64_t> counts(5);
   for (const int64_t row : order_of(sampler, 4)) ++counts[row];
@@ -48,29 +48,30 @@ TEST_CASE("WeightedSampler draws rows in proportion to their weights", "[data][s
   }
 }
 
-TEST_CASE("WeightedSampler draws a single row if only one has a weight", "[data][sampler]") {
+TEST_CASE("WeightedRandomSampler draws a single row if only one has a weight", "[data][sampler]") {
   std::vector<double> weights(1001, 0.0);
   weights[500] = 1e-300;
-  for (const int64_t row : order_of(WeightedSampler(weights, {.num_samples = 5000}), 0)) REQUIRE(row == 500);
+  for (const int64_t row : order_of(WeightedRandomSampler(weights, {.num_samples = 5000}), 0)) REQUIRE(row == 500);
 }
 
-TEST_CASE("WeightedSampler draws as many rows as there are weights by default", "[data][sampler]") {
-  CHECK(WeightedSampler(std::vector<double>{1, 2, 3}).size() == 3);
-  CHECK(WeightedSampler({0.5, 2, 3}).size() == 3);
-  const WeightedSampler listed({1, 0, 3}, {.num_samples = 50, .seed = 2});
+TEST_CASE("WeightedRandomSampler draws as many rows as there are weights by default", "[data][sampler]") {
+  CHECK(WeightedRandomSampler(std::vector<double>{1, 2, 3}).size() == 3);
+  CHECK(WeightedRandomSampler({0.5, 2, 3}).size() == 3);
+  const WeightedRandomSampler listed({1, 0, 3}, {.num_samples = 50, .seed = 2});
   CHECK(order_of(listed, 1) ==
-        order_of(WeightedSampler(std::vector<double>{1, 0, 3}, {.num_samples = 50, .seed = 2}), 1));
+        order_of(WeightedRandomSampler(std::vector<double>{1, 0, 3}, {.num_samples = 50, .seed = 2}), 1));
 }
 
-TEST_CASE("WeightedSampler refuses invalid weights", "[data][sampler]") {
+TEST_CASE("WeightedRandomSampler refuses invalid weights", "[data][sampler]") {
   const double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
-  CHECK_THROWS_AS(WeightedSampler(std::vector<double>{}), c10::ValueError);
-  CHECK_THROWS_WITH(WeightedSampler(std::vector<double>{1, -2}), Contains("weight 1 must be finite and >= 0, got -2"));
-  CHECK_THROWS_AS(WeightedSampler(std::vector<double>{1, nan}), c10::ValueError);
-  CHECK_THROWS_AS(WeightedSampler(std::vector<double>{1, inf}), c10::ValueError);
-  CHECK_THROWS_WITH(WeightedSampler(std::vector<double>{0, 0}), Contains("finite sum > 0"));
-  CHECK_THROWS_AS(WeightedSampler(std::vector<double>{1e308, 1e308}), c10::ValueError);
-  CHECK_THROWS_AS(WeightedSampler(std::vector<double>{1}, {.num_samples = -1}), c10::ValueError);
+  CHECK_THROWS_AS(WeightedRandomSampler(std::vector<double>{}), c10::ValueError);
+  CHECK_THROWS_WITH(WeightedRandomSampler(std::vector<double>{1, -2}),
+                    Contains("weight 1 must be finite and >= 0, got -2"));
+  CHECK_THROWS_AS(WeightedRandomSampler(std::vector<double>{1, nan}), c10::ValueError);
+  CHECK_THROWS_AS(WeightedRandomSampler(std::vector<double>{1, inf}), c10::ValueError);
+  CHECK_THROWS_WITH(WeightedRandomSampler(std::vector<double>{0, 0}), Contains("finite sum > 0"));
+  CHECK_THROWS_AS(WeightedRandomSampler(std::vector<double>{1e308, 1e308}), c10::ValueError);
+  CHECK_THROWS_AS(WeightedRandomSampler(std::vector<double>{1}, {.num_samples = -1}), c10::ValueError);
 }
 
 TEST_CASE("Samplers refuse a negative size", "[data][sampler]") {
@@ -274,7 +275,7 @@ TEST_CASE("Repeated draws of a row have different random numbers, equal for any 
     return all;
   };
   const std::vector<double> weights = {1, 1, 5, 1};
-  const WeightedSampler repeats(weights, {.num_samples = 24, .seed = 3});
+  const WeightedRandomSampler repeats(weights, {.num_samples = 24, .seed = 3});
   const auto order = numbers(repeats, 0);
   const std::set<std::pair<int64_t, uint64_t>> different(order.begin(), order.end());
   CHECK(different.size() == order.size());

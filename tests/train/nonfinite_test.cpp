@@ -122,7 +122,7 @@ TEST_CASE("A skipped step leaves weights, moments and statistics unchanged", "[t
   for (int64_t row = 0; row < 8 * kBatch; ++row) {
     if (row / kBatch != 3 && row / kBatch != 6) kept.push_back(row);
   }
-  auto some = in_order(std::make_shared<SubsetDataset>(rows_with_inf(8, {}), kept));
+  auto some = in_order(std::make_shared<Subset>(rows_with_inf(8, {}), kept));
   Watched plain;
   auto reference =
       Trainer::create(*without, AdamW({.lr = 1e-2}), {.max_epochs = 1, .grad_clip = clip, .log_every = 1}).value();

@@ -80,23 +80,23 @@ void MapDataset::map(std::span<const RowKey> keys, const BatchView& out) const {
   for (int64_t i = 0; i < rows; ++i) function_(keys[i], in.slice(i, 1), out.slice(i, 1));
 }
 
-// ---- SubsetDataset
+// ---- Subset
 
-SubsetDataset::SubsetDataset(std::shared_ptr<const Dataset> dataset, std::vector<int64_t> indices)
-    : dataset_(not_null("SubsetDataset", std::move(dataset))), indices_(std::move(indices)) {
+Subset::Subset(std::shared_ptr<const Dataset> dataset, std::vector<int64_t> indices)
+    : dataset_(not_null("Subset", std::move(dataset))), indices_(std::move(indices)) {
   for (const int64_t index : indices_) {
-    TORCH_CHECK_INDEX(index >= 0 && index < dataset_->size(), "SubsetDataset: index ", index, " is out of range for ",
+    TORCH_CHECK_INDEX(index >= 0 && index < dataset_->size(), "Subset: index ", index, " is out of range for ",
                       dataset_->size(), " rows");
   }
 }
 
-void SubsetDataset::get(const RowKey& key, const BatchView& out, int64_t at) const {
+void Subset::get(const RowKey& key, const BatchView& out, int64_t at) const {
   RowKey inner = key;
   inner.index = indices_[key.index];
   dataset_->get(inner, out, at);
 }
 
-void SubsetDataset::get_batch(std::span<const RowKey> keys, const BatchView& out) const {
+void Subset::get_batch(std::span<const RowKey> keys, const BatchView& out) const {
   detail::Scratch<RowKey> inner;
   inner->assign(keys.begin(), keys.end());
   for (RowKey& key : *inner) key.index = indices_[key.index];
@@ -150,26 +150,26 @@ std::string ConcatDataset::describe(int64_t index) const {
   return datasets_[part]->describe(index - begin_of(part));
 }
 
-// ---- ZipDataset
+// ---- StackDataset
 
-ZipDataset::ZipDataset(std::vector<std::shared_ptr<const Dataset>> datasets) : datasets_(std::move(datasets)) {
-  TORCH_CHECK_VALUE(!datasets_.empty(), "ZipDataset: expected at least one dataset");
+StackDataset::StackDataset(std::vector<std::shared_ptr<const Dataset>> datasets) : datasets_(std::move(datasets)) {
+  TORCH_CHECK_VALUE(!datasets_.empty(), "StackDataset: expected at least one dataset");
   for (size_t i = 0; i < datasets_.size(); ++i) {
-    not_null("ZipDataset", datasets_[i]);
-    TORCH_CHECK_VALUE(datasets_[i]->size() == datasets_.front()->size(), "ZipDataset: dataset ", i, " has ",
+    not_null("StackDataset", datasets_[i]);
+    TORCH_CHECK_VALUE(datasets_[i]->size() == datasets_.front()->size(), "StackDataset: dataset ", i, " has ",
                       datasets_[i]->size(), " rows, dataset 0 has ", datasets_.front()->size());
     for (const FieldSpec& field : datasets_[i]->fields()) {
       const bool is_new = std::none_of(fields_.begin(), fields_.end(),
                                        [&](const FieldSpec& other) { return other.name == field.name; });
-      TORCH_CHECK_VALUE(is_new, "ZipDataset: two datasets have a field '", field.name,
+      TORCH_CHECK_VALUE(is_new, "StackDataset: two datasets have a field '", field.name,
                         "'; rename one with a MapDataset");
       fields_.push_back(field);
     }
   }
 }
 
-void ZipDataset::for_each(const BatchView& out,
-                          const std::function<void(const Dataset&, const BatchView&)>& read) const {
+void StackDataset::for_each(const BatchView& out,
+                            const std::function<void(const Dataset&, const BatchView&)>& read) const {
   size_t first = 0;
   for (const auto& dataset : datasets_) {
     const size_t count = dataset->fields().size();
@@ -178,19 +178,19 @@ void ZipDataset::for_each(const BatchView& out,
   }
 }
 
-void ZipDataset::get(const RowKey& key, const BatchView& out, int64_t at) const {
+void StackDataset::get(const RowKey& key, const BatchView& out, int64_t at) const {
   for_each(out, [&](const Dataset& dataset, const BatchView& part) { dataset.get(key, part, at); });
 }
 
-void ZipDataset::get_batch(std::span<const RowKey> keys, const BatchView& out) const {
+void StackDataset::get_batch(std::span<const RowKey> keys, const BatchView& out) const {
   for_each(out, [&](const Dataset& dataset, const BatchView& part) { dataset.get_batch(keys, part); });
 }
 
-void ZipDataset::prefetch(int64_t index) const {
+void StackDataset::prefetch(int64_t index) const {
   for (const auto& dataset : datasets_) dataset->prefetch(index);
 }
 
-std::string ZipDataset::describe(int64_t index) const {
+std::string StackDataset::describe(int64_t index) const {
   std::string text;
   for (const auto& dataset : datasets_) {
     const std::string name = dataset->describe(index);

@@ -90,7 +90,7 @@ std::vector<int64_t> divide(int64_t total, std::span<const double> weights) {
 }  // namespace
 
 std::shared_ptr<const Sampler> mixture_sampler(std::span<const int64_t> sizes, std::span<const double> weights,
-                                               WeightedSamplerOptions options) {
+                                               WeightedRandomSamplerOptions options) {
   TORCH_CHECK_VALUE(!sizes.empty() && sizes.size() == weights.size(), "mixture_sampler: ", sizes.size(),
                     " datasets and ", weights.size(), " weights");
   for (size_t i = 0; i < sizes.size(); ++i) {

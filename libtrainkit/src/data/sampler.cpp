@@ -38,18 +38,19 @@ void RandomSampler::fill_strided(int64_t epoch, int64_t begin, int64_t stride, s
   KeyedPermutation(size_, hash_key(options_.seed, epoch)).fill(begin, stride, out);
 }
 
-WeightedSampler::WeightedSampler(std::span<const double> weights, WeightedSamplerOptions options)
+WeightedRandomSampler::WeightedRandomSampler(std::span<const double> weights, WeightedRandomSamplerOptions options)
     : columns_(weights.size()), options_(options) {
   const auto count = static_cast<int64_t>(weights.size());
   double sum = 0;
   for (int64_t i = 0; i < count; ++i) {
-    TORCH_CHECK_VALUE(std::isfinite(weights[i]) && weights[i] >= 0, "WeightedSampler: weight ", i,
+    TORCH_CHECK_VALUE(std::isfinite(weights[i]) && weights[i] >= 0, "WeightedRandomSampler: weight ", i,
                       " must be finite and >= 0, got ", weights[i]);
     sum += weights[i];
   }
-  TORCH_CHECK_VALUE(sum > 0 && std::isfinite(sum), "WeightedSampler: the weights must have a finite sum > 0, got ",
-                    sum);
-  TORCH_CHECK_VALUE(options.num_samples >= 0, "WeightedSampler: num_samples must be >= 0, got ", options.num_samples);
+  TORCH_CHECK_VALUE(sum > 0 && std::isfinite(sum),
+                    "WeightedRandomSampler: the weights must have a finite sum > 0, got ", sum);
+  TORCH_CHECK_VALUE(options.num_samples >= 0, "WeightedRandomSampler: num_samples must be >= 0, got ",
+                    options.num_samples);
   if (options_.num_samples == 0) options_.num_samples = count;
 
   // Alias method: each column has probability 1 / count. It keeps its own row's share and takes the rest from a row
@@ -75,11 +76,11 @@ WeightedSampler::WeightedSampler(std::span<const double> weights, WeightedSample
   for (const int64_t i : small) columns_[i] = weights[i] > 0 ? Column{1, i} : Column{0, heaviest};
 }
 
-void WeightedSampler::fill(int64_t epoch, int64_t begin, std::span<int64_t> out) const {
+void WeightedRandomSampler::fill(int64_t epoch, int64_t begin, std::span<int64_t> out) const {
   fill_strided(epoch, begin, 1, out);
 }
 
-void WeightedSampler::fill_strided(int64_t epoch, int64_t begin, int64_t stride, std::span<int64_t> out) const {
+void WeightedRandomSampler::fill_strided(int64_t epoch, int64_t begin, int64_t stride, std::span<int64_t> out) const {
   for (size_t i = 0; i < out.size(); ++i) {
     RandomStream random(hash_key(options_.seed, epoch, begin + static_cast<int64_t>(i) * stride));
     const auto column = static_cast<int64_t>(random.below(columns_.size()));

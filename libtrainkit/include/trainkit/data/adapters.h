@@ -61,10 +61,10 @@ class MapDataset final : public Dataset {
 
 /// Selects rows of a dataset by index: row i is row indices[i] of the inner dataset. Uses 8 bytes per row.
 /// Source: torch.utils.data.Subset.
-class SubsetDataset final : public Dataset {
+class Subset final : public Dataset {
  public:
   /// Throws c10::ValueError if the dataset is null and c10::IndexError if an index is out of range.
-  SubsetDataset(std::shared_ptr<const Dataset> dataset, std::vector<int64_t> indices);
+  Subset(std::shared_ptr<const Dataset> dataset, std::vector<int64_t> indices);
 
   int64_t size() const override { return static_cast<int64_t>(indices_.size()); }
   const std::vector<FieldSpec>& fields() const override { return dataset_->fields(); }
@@ -103,14 +103,14 @@ class ConcatDataset final : public Dataset {
 /// Joins the rows of datasets side by side: row i has the fields of row i of each dataset, in their order. All have the
 /// same number of rows, and each field name occurs once.
 ///
-///   ZipDataset({images, masks})      // fields "image" and "mask"
+///   StackDataset({images, masks})      // fields "image" and "mask"
 ///
 /// The datasets get the same key, so that an augmentation that both draw from key.random() is the same in both.
-class ZipDataset final : public Dataset {
+class StackDataset final : public Dataset {
  public:
   /// Throws c10::ValueError if `datasets` is empty, one of them is null, their sizes differ, or two fields have the
   /// same name.
-  explicit ZipDataset(std::vector<std::shared_ptr<const Dataset>> datasets);
+  explicit StackDataset(std::vector<std::shared_ptr<const Dataset>> datasets);
 
   int64_t size() const override { return datasets_.front()->size(); }
   const std::vector<FieldSpec>& fields() const override { return fields_; }

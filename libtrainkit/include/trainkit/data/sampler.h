@@ -82,7 +82,7 @@ class RandomSampler final : public Sampler {
   RandomSamplerOptions options_;
 };
 
-struct WeightedSamplerOptions {
+struct WeightedRandomSamplerOptions {
   /// Draws per epoch; 0 means one per weight.
   int64_t num_samples = 0;
   uint64_t seed = 0;
@@ -91,13 +91,13 @@ struct WeightedSamplerOptions {
 /// Draws rows with replacement, row i with probability weights[i] / sum(weights), for example for class balancing. Draw
 /// p of an epoch is a pure function of (seed, epoch, p). O(1) per draw and 16 bytes per row. Source:
 /// torch.utils.data.WeightedRandomSampler(replacement=True); alias method, Vose 1991.
-class WeightedSampler final : public Sampler {
+class WeightedRandomSampler final : public Sampler {
  public:
   /// Throws c10::ValueError if a weight is negative or not finite, if all weights are 0, or if num_samples < 0.
-  explicit WeightedSampler(std::span<const double> weights, WeightedSamplerOptions options = {});
-  /// Same, for a list: WeightedSampler({0.1, 0.9}, {.num_samples = 1000}).
-  explicit WeightedSampler(std::initializer_list<double> weights, WeightedSamplerOptions options = {})
-      : WeightedSampler(std::span<const double>(weights.begin(), weights.size()), options) {}
+  explicit WeightedRandomSampler(std::span<const double> weights, WeightedRandomSamplerOptions options = {});
+  /// Same, for a list: WeightedRandomSampler({0.1, 0.9}, {.num_samples = 1000}).
+  explicit WeightedRandomSampler(std::initializer_list<double> weights, WeightedRandomSamplerOptions options = {})
+      : WeightedRandomSampler(std::span<const double>(weights.begin(), weights.size()), options) {}
   int64_t size() const override { return options_.num_samples; }
   void fill(int64_t epoch, int64_t begin, std::span<int64_t> out) const override;
   void fill_strided(int64_t epoch, int64_t begin, int64_t stride, std::span<int64_t> out) const override;
@@ -110,7 +110,7 @@ class WeightedSampler final : public Sampler {
     int64_t alias;  // row drawn otherwise
   };
   std::vector<Column> columns_;
-  WeightedSamplerOptions options_;
+  WeightedRandomSamplerOptions options_;
 };
 
 /// Mixes the rows of several datasets, which a ConcatDataset joins. `sizes` are their rows in its order. Each epoch has
@@ -120,7 +120,7 @@ class WeightedSampler final : public Sampler {
 /// at a position is a pure function of (seed, epoch, position), in O(log n) time for n datasets. Throws c10::ValueError
 /// for a dataset without rows, and for a weight that is not finite and > 0.
 std::shared_ptr<const Sampler> mixture_sampler(std::span<const int64_t> sizes, std::span<const double> weights,
-                                               WeightedSamplerOptions options = {});
+                                               WeightedRandomSamplerOptions options = {});
 
 /// How the remaining rows are handled if an epoch is not a multiple of the world size.
 enum class UnevenTail {
