@@ -134,6 +134,8 @@ absl::StatusOr<Session> Session::open(const RunOptions& run, const TransformerOp
   }
   // Neither does a new run that is refused: it removes the token files that it has written to its folder.
   const bool owns_cache = corpus.cache_dir == run.output_dir && run.resume.empty();
+  // Only rank 0 has created the run's folder, maybe on another machine.
+  if (owns_cache) TRAINKIT_RETURN_IF_ERROR(Fs::posix().create_directories(run.output_dir).status());
   const auto earlier = owns_cache ? files_in(run.output_dir) : std::set<std::filesystem::path>{};
   auto prepared = prepare_corpus(corpus, tokenize_progress());
   if (prepared.ok() && options.pack_documents) {

@@ -150,6 +150,16 @@ TEST_CASE("One failure ends all ranks with the exit code of the rank that failed
   }
 }
 
+TEST_CASE("An error of a rank has its number once") {
+  const TempDir dir;
+  Program program("trainkit", {"launch", "--nproc_per_node", "2", "--", "trainkit-transformer", "--no_such_flag"},
+                  dir.path().string());
+  CHECK(program.wait() == 2);
+  CHECK_THAT(program.errors(),
+             Catch::Contains("[rank 0] trainkit: error[") || Catch::Contains("[rank 1] trainkit: error["));
+  CHECK_THAT(program.errors(), !Catch::Contains("[rank 0] [rank") && !Catch::Contains("[rank 1] [rank"));
+}
+
 TEST_CASE("A killed rank has exit code 8") {
   Launched launched(2, "if [ $RANK = 1 ]; then kill -9 $$; fi; sleep 600");
   CHECK(launched.wait() == 8);

@@ -54,7 +54,8 @@ void notify_launcher(const std::string& path, const absl::Status& status) {
 int report(ProgramState& program, const absl::Status& status) {
   const auto environment = read_launch_environment();
   const LaunchEnvironment launch = environment.ok() && *environment ? **environment : LaunchEnvironment{};
-  const std::string rank = launch.world_size > 1 ? "[rank " + std::to_string(launch.rank) + "] " : "";
+  const bool names_rank = launch.world_size > 1 && launch.launcher != Launcher::kTrainkit;  // which names it itself
+  const std::string rank = names_rank ? "[rank " + std::to_string(launch.rank) + "] " : "";
   std::fflush(stdout);
   std::fputs((rank + error_text(status)).c_str(), stderr);
   std::fflush(stderr);

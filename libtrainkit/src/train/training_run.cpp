@@ -203,7 +203,9 @@ void TrainingRun::reserve_schedule() {
 
 absl::Status TrainingRun::compare_ranks() {
   if (!group_) return absl::OkStatus();
-  std::vector<DigestField> fields = {{"max_epochs", std::to_string(options_.max_epochs)},
+  // The checkpoint first: its missing or older folder on one machine also changes other fields.
+  std::vector<DigestField> fields = {{"step of the checkpoint", std::to_string(progress_.step)},
+                                     {"max_epochs", std::to_string(options_.max_epochs)},
                                      {"max_steps", std::to_string(options_.max_steps)},
                                      {"precision", std::to_string(static_cast<int>(options_.precision))},
                                      {"grad_accum_steps", std::to_string(options_.grad_accum_steps)},
@@ -214,8 +216,7 @@ absl::Status TrainingRun::compare_ranks() {
                                      {"save_every", std::to_string(options_.save_every)},
                                      {"batch_size", std::to_string(loader_.options().batch_size)},
                                      {"batches per epoch", std::to_string(loader_.batches_per_epoch())},
-                                     {"seed of the order", std::to_string(loader_.sampler().seed())},
-                                     {"step of the checkpoint", std::to_string(progress_.step)}};
+                                     {"seed of the order", std::to_string(loader_.sampler().seed())}};
   append_data_fields("training", loader_.dataset(), fields);
   if (fit_.validation) append_data_fields("validation", fit_.validation->dataset(), fields);
   return group_->compare_digest(fields);
