@@ -1,6 +1,7 @@
 // evaluate() and the lines that a long evaluation prints.
 #include "trainkit/train/evaluate.h"
 
+#include "batch_norm_net.h"
 #include "loop_util.h"
 #include "test_util.h"
 #include "train/validation.h"
@@ -22,6 +23,47 @@ TEST_CASE("evaluate averages over all rows in evaluation mode and restores the m
   CHECK(devices->module()->is_training());
   CHECK(in_parts == Approx(evaluate(*devices, *whole, loss).value().at("loss")).epsilon(1e-6));
   CHECK(in_parts == evaluate(*devices, *ragged, loss).value().at("loss"));
+}
+
+TEST_CASE("evaluate restores the mode of each part of a model, and evaluates all of them", "[train][evaluate]") {
+  for (const bool trains : {true, false}) {
+    CAPTURE(trains);
+    auto devices = DeviceReplicator::create([] { return SyncNormNet(); }).value();
+    SyncNormNet model(std::dynamic_pointer_cast<SyncNormNetImpl>(devices->module()));
+    model->train(trains);
+    model->norm->train(!trains);
+    const at::Tensor mean = model->norm->running_mean.clone();
+    auto loader = Prefetcher::create(tiny_dataset(10), SequentialSampler(10), {.batch_size = 5}).value();
+    REQUIRE(evaluate(*devices, *loader, make_loss_function([](SyncNormNet& net, const Batch& batch) {
+              CHECK(!net->norm->is_training());
+              return at::cross_entropy_loss(net->forward(batch["x"]), batch["y"]);
+            })).ok());
+    CHECK(model->is_training() == trains);
+    CHECK(model->norm->is_training() == !trains);
+    CHECK(torch::equal(model->norm->running_mean, mean));
+  }
+}
+
+TEST_CASE("A model may keep a tensor that it made in an evaluation for later steps", "[train][evaluate]") {
+  auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
+  auto loader = Prefetcher::create(tiny_dataset(10), SequentialSampler(10), {.batch_size = 5}).value();
+  at::Tensor kept;
+  REQUIRE(evaluate(*devices, *loader, make_loss_function([&](TinyNet& net, const Batch& batch) {
+            kept = at::ones({4});
+            return (net->forward(batch["x"]) * kept).sum();
+          })).ok());
+  TinyNet model(std::dynamic_pointer_cast<TinyNetImpl>(devices->module()));
+  (model->forward(at::ones({2, 8})) * kept).sum().backward();
+  CHECK(model->out->weight.grad().defined());
+}
+
+TEST_CASE("fit refuses the training's loader as that of the evaluation", "[train][evaluate]") {
+  auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
+  auto loader = Prefetcher::create(tiny_dataset(10), SequentialSampler(10), {.batch_size = 5}).value();
+  auto trainer = Trainer::create(*devices, AdamW(), {.max_steps = 4}).value();
+  const auto result = trainer.fit(*loader, tiny_loss, {.validation = loader.get()});
+  CHECK(exit_code(result.status()) == ExitCode::kUsage);
+  CHECK_THAT(std::string(result.status().message()), Catch::Contains("validation"));
 }
 
 TEST_CASE("evaluate reports each batch, with one replica and with several", "[train][evaluate]") {

@@ -101,6 +101,10 @@ void LocalGroup::all_reduce(int64_t replica, at::Tensor& tensor) {
   tensors_[static_cast<size_t>(replica)] = &tensor;
   if (!aborted_ && ++arrived_ == size()) {
     // See Note [Replica barrier].
+    for (const at::Tensor* one : tensors_) {
+      TORCH_CHECK(one->sizes() == tensors_[0]->sizes(), "replicas reduce different tensors at the same time, of ",
+                  tensors_[0]->sizes(), " and ", one->sizes());
+    }
     at::Tensor sum = tensors_[0]->clone();
     for (size_t i = 1; i < tensors_.size(); ++i) sum.add_(*tensors_[i]);
     for (at::Tensor* one : tensors_) one->copy_(sum);

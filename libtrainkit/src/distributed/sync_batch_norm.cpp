@@ -9,7 +9,9 @@
 #include <ATen/ops/native_batch_norm_backward.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/var_mean.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/modules/batchnorm.h>
 
@@ -44,8 +46,9 @@ struct Statistics {
   at::Tensor count;
 };
 
-/// Computes the statistics with sums in float64, so that E[x^2] - E[x]^2 does not cancel.
-Statistics statistics_of_all(const at::Tensor& x, ReplicaGroup& group, int64_t replica) {
+/// Computes the statistics with sums in float64, so that E[x^2] - E[x]^2 does not cancel. Without `counts`, `x` is left
+/// out.
+Statistics statistics_of_all(const at::Tensor& x, ReplicaGroup& group, int64_t replica, bool counts) {
   const int64_t channels = x.size(1);
   const int64_t count = x.numel() / channels;
   const auto type = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -55,21 +58,23 @@ Statistics statistics_of_all(const at::Tensor& x, ReplicaGroup& group, int64_t r
   sums.narrow(0, 0, channels).copy_(mean64 * count);
   sums.narrow(0, channels, channels).copy_((var.to(at::kDouble) + mean64 * mean64) * count);
   sums.narrow(0, 2 * channels, 1).fill_(static_cast<double>(count));
+  if (!counts) sums.zero_();
   group.all_reduce(replica, sums);
-  const at::Tensor total = sums.narrow(0, 2 * channels, 1);
-  const at::Tensor mean_all = sums.narrow(0, 0, channels) / total;
-  const at::Tensor var_all = (sums.narrow(0, channels, channels) / total - mean_all * mean_all).clamp_min_(0);
+  const at::Tensor total = sums.narrow(0, 2 * channels, 1), divisor = total.clamp_min(1);
+  const at::Tensor mean_all = sums.narrow(0, 0, channels) / divisor;
+  const at::Tensor var_all = (sums.narrow(0, channels, channels) / divisor - mean_all * mean_all).clamp_min_(0);
   return {mean_all.to(type), var_all.to(type), total};
 }
 
 struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             const at::Tensor& bias, const at::Tensor& mean, const at::Tensor& var,
-                            const at::Tensor& count, double eps, ReplicaGroup* group, int64_t replica) {
+                            const at::Tensor& count, double eps, ReplicaGroup* group, int64_t replica, bool counts) {
     context->save_for_backward({x, weight, mean, var, count});
     context->saved_data["eps"] = eps;
     context->saved_data["group"] = reinterpret_cast<int64_t>(group);
     context->saved_data["replica"] = replica;
+    context->saved_data["counts"] = counts;
     return std::get<0>(at::native_batch_norm(x, weight, bias, mean, var, /*training=*/false, 0, eps));
   }
 
@@ -83,8 +88,12 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
     const auto [unused, d_weight, d_bias] =
         at::native_batch_norm_backward(dy, x, weight, mean, var, none, none, /*train=*/false, eps, {false, true, true});
     at::Tensor sums = at::cat({d_weight, d_bias}).to(at::kDouble);
+    if (!context->saved_data["counts"].toBool()) sums.zero_();
     auto* group = reinterpret_cast<ReplicaGroup*>(context->saved_data["group"].toInt());
     group->all_reduce(context->saved_data["replica"].toInt(), sums);
+    if (!context->saved_data["counts"].toBool()) {  // the statistics do not depend on x
+      return {at::zeros_like(x), at::zeros_like(weight), at::zeros_like(weight), {}, {}, {}, {}, {}, {}, {}};
+    }
     // dx = weight / std (dy - mean(dy) - (x - mean) / std mean(dy (x - mean) / std)), with means over all rows.
     const int64_t channels = x.size(1);
     const at::Tensor inverse_std = (var.to(at::kDouble) + eps).rsqrt();
@@ -93,7 +102,7 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
     const at::Tensor offset = -scale * sums.narrow(0, channels, channels) / count - slope * mean;
     at::Tensor dx = dy * per_channel(scale, x);
     dx.addcmul_(x, per_channel(slope, x)).add_(per_channel(offset, x));
-    return {dx, d_weight, d_bias, {}, {}, {}, {}, {}, {}};
+    return {dx, d_weight, d_bias, {}, {}, {}, {}, {}, {}, {}};
   }
 };
 
@@ -113,6 +122,12 @@ void SyncBatchNormImpl::reset() {
 void SyncBatchNormImpl::bind(ReplicaGroup* group, int64_t replica) {
   group_ = group;
   replica_ = replica;
+}
+
+void SyncBatchNormImpl::begin_recording(bool counts_rows) {
+  counts_rows_ = counts_rows;
+  records_ = true;
+  nodes_.clear();
 }
 
 at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) { return normalize(input, {}, /*relu=*/false); }
@@ -147,14 +162,21 @@ at::Tensor SyncBatchNormImpl::over_all_replicas(const at::Tensor& input) {
   const at::Tensor x = input.contiguous(input.suggest_memory_format());
   const Statistics all = [&] {
     const c10::AutoGradMode no_grad(false);
-    Statistics statistics = statistics_of_all(x, *group_, replica_);
+    Statistics statistics = statistics_of_all(x, *group_, replica_, counts_rows_);
     const at::Tensor unbiased =
         statistics.var * (statistics.count / (statistics.count - 1).clamp_min_(1)).to(statistics.var.dtype());
-    running_mean.lerp_(statistics.mean.to(running_mean.scalar_type()), options.momentum);
-    running_var.lerp_(unbiased.to(running_var.scalar_type()), options.momentum);
+    const at::Tensor has_rows = statistics.count.gt(0);  // else nothing counts, and the buffers stay
+    const auto update = [&](at::Tensor& running, const at::Tensor& now) {
+      running.lerp_(at::where(has_rows, now.to(running.scalar_type()), running), options.momentum);
+    };
+    update(running_mean, statistics.mean);
+    update(running_var, unbiased);
     return statistics;
   }();
-  return SyncBatchNormFunction::apply(x, weight, bias, all.mean, all.var, all.count, options.eps, group_, replica_);
+  at::Tensor y = SyncBatchNormFunction::apply(x, weight, bias, all.mean, all.var, all.count, options.eps, group_,
+                                              replica_, counts_rows_);
+  if (records_) nodes_.push_back(y.grad_fn());
+  return y;
 }
 
 int64_t synchronize_batch_norm(torch::nn::Module& module, bool synchronize) {

@@ -5,26 +5,12 @@
 #include <cmath>
 #include <numeric>
 
+#include "nn/evaluation_mode.h"
 #include "trainkit/core/random.h"
 #include "trainkit/nn/transformer.h"
 
 namespace trainkit {
 namespace {
-
-/// Switches a model to evaluation mode for a scope.
-class EvaluationScope {
- public:
-  explicit EvaluationScope(torch::nn::Module& model) : model_(model), was_training_(model.is_training()) {
-    model_.eval();
-  }
-  ~EvaluationScope() { model_.train(was_training_); }
-  EvaluationScope(const EvaluationScope&) = delete;
-  EvaluationScope& operator=(const EvaluationScope&) = delete;
-
- private:
-  torch::nn::Module& model_;
-  bool was_training_;
-};
 
 /// Draws an index with probability softmax(logits / temperature) among the top_k greatest (all if 0).
 int64_t draw(const std::vector<float>& logits, const GenerateOptions& options, RandomStream& random) {
@@ -62,7 +48,7 @@ std::vector<int64_t> generate(Transformer& model, const std::vector<int64_t>& pr
     TORCH_CHECK_INDEX(id >= 0 && id < config.vocab_size, "token ", id, " is outside the vocabulary of ",
                       config.vocab_size);
   }
-  const EvaluationScope evaluation(*model);
+  const detail::EvaluationMode evaluation(*model);
   const at::Device device = model->parameters().front().device();
   const int64_t slide = options.slide > 0 ? options.slide : std::max<int64_t>(config.block_size / 2, 1);
   RandomStream random(hash_key(options.seed));

@@ -6,36 +6,20 @@
 #include <ATen/ops/zeros.h>
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
-#include <c10/core/InferenceMode.h>
+#include <c10/core/GradMode.h>
 
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "counted_rows.h"
+#include "nn/evaluation_mode.h"
 #include "trainkit/amp/autocast.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit {
 namespace {
-
-/// Sets a module to evaluation mode for a scope.
-class EvaluationMode {
- public:
-  explicit EvaluationMode(torch::nn::Module& module) : module_(module), was_training_(module.is_training()) {
-    if (was_training_) module_.eval();
-  }
-  ~EvaluationMode() {
-    if (was_training_) module_.train();
-  }
-  EvaluationMode(const EvaluationMode&) = delete;
-  EvaluationMode& operator=(const EvaluationMode&) = delete;
-
- private:
-  torch::nn::Module& module_;
-  bool was_training_;
-};
 
 /// Accumulates weighted sums on the device. A value of weight 0 adds only its name.
 class Sums {
@@ -135,10 +119,10 @@ absl::Status for_each_batch(
     const std::function<void(int64_t replica, torch::nn::Module& model, const Batch& rows)>& visit,
     const EvaluationProgress& on_progress) {
   const int64_t replicas = devices.replicas();
-  std::vector<std::unique_ptr<EvaluationMode>> modes;
-  for (int64_t i = 0; i < replicas; ++i) modes.push_back(std::make_unique<EvaluationMode>(*devices.module(i)));
+  std::vector<std::unique_ptr<detail::EvaluationMode>> modes;
+  for (int64_t i = 0; i < replicas; ++i) modes.push_back(std::make_unique<detail::EvaluationMode>(*devices.module(i)));
   const auto visit_rows = [&](int64_t replica, const Batch& rows) {
-    const c10::InferenceMode inference;
+    const c10::NoGradGuard no_grad;
     std::optional<AutocastGuard> autocast;
     if (precision != Precision::kFp32) {
       autocast.emplace(devices.device(replica), precision == Precision::kBf16 ? at::kBFloat16 : at::kHalf);
@@ -146,7 +130,7 @@ absl::Status for_each_batch(
     visit(replica, *devices.module(replica), rows);
   };
   const auto visit_share = [&](int64_t replica, const Batch& batch) {
-    const c10::InferenceMode inference;
+    const c10::NoGradGuard no_grad;
     visit_rows(replica, batch.shard(replica, replicas, devices.device(replica)));
     return at::Tensor();
   };
@@ -165,7 +149,7 @@ absl::Status for_each_batch(
 
 absl::StatusOr<Metrics> evaluate(DeviceReplicator& devices, Prefetcher& loader, const LossFunction& loss,
                                  Precision precision, const EvaluationProgress& on_progress) {
-  const c10::InferenceMode inference;
+  const c10::NoGradGuard no_grad;
   const auto replicas = static_cast<size_t>(devices.replicas());
   std::vector<Sums> sums(replicas);
   // A loss function may keep state between calls, so each replica's thread gets its own copy.

@@ -77,9 +77,10 @@ bool TrainStep::run_batch(const KeptBatch& kept, bool last) {
   if (split_ == 1) return run_part(kept.batch, kept.loss(), last);
   const int64_t rows = kept.batch.size();
   for (int64_t part = 0; part < split_; ++part) {
-    const Batch some = kept.batch.slice(rows * part / split_, rows * (part + 1) / split_);
+    Batch some = kept.batch.slice(rows * part / split_, rows * (part + 1) / split_);
     const bool last_part = last && part + 1 == split_;
-    if (some.size() == 0 && !last_part && !reduces_every_run()) continue;
+    if (some.size() == 0 && !last_part && !meets_every_run()) continue;
+    if (some.size() == 0 && collective_backward_) some = uncounted_row(kept.batch, devices_.device());
     if (!run_part(some, kept.loss(), last_part)) return false;
   }
   return true;
@@ -96,11 +97,16 @@ bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last
     if (deferred_) return at::Tensor();
     const auto i = static_cast<size_t>(replica);
     const Batch shard = shard_of(batch, replica);
+    torch::nn::Module& module = *devices_.module(replica);
+    const bool has_rows = shard.size() > shard.padding_rows();
+    if (collective_backward_) begin_recording(module, has_rows);
     ReplicaResult& result = results_[i];
     result = run_replica(replica, shard, replicas > 1 ? losses[i] : loss);
     if (!result.output || (result.share == 0 && !collective_backward_)) return at::Tensor();
     const at::Tensor& value = result.output->loss;
-    const at::Tensor scaled = result.share == 1.0 ? value : value * result.share;
+    const at::Tensor scaled = result.share == 0     ? zero_loss(module, value)
+                              : result.share == 1.0 ? value
+                                                    : value * result.share;
     if (!scaler_.enabled()) return scaled;
     const std::lock_guard lock(scaler_mutex_);
     return scaler_.scale(scaled);
@@ -158,12 +164,16 @@ bool TrainStep::end_deferred_attempt() {
 
 bool TrainStep::reduces_every_run() const { return shards_ && shards_->reduces_every_run(); }
 
-/// Returns the rows of `replica` on its device; shares differ by one row at most.
+/// Returns the rows of `replica` on its device; shares differ by one row at most. A replica without rows gets one that
+/// does not count if the others wait for it in SyncBatchNorm.
 Batch TrainStep::shard_of(const Batch& batch, int64_t replica) {
   const at::Device device = devices_.device(replica);
-  if (device.is_cpu()) return batch.shard(replica, devices_.replicas(), device);
+  const int64_t replicas = devices_.replicas();
+  const bool has_rows = batch.size() * replica / replicas < batch.size() * (replica + 1) / replicas;
+  if (!has_rows && collective_backward_) return uncounted_row(batch, device);
+  if (device.is_cpu()) return batch.shard(replica, replicas, device);
   const detail::StepClock::time_point start = detail::StepClock::now();
-  Batch shard = batch.shard(replica, devices_.replicas(), device);
+  Batch shard = batch.shard(replica, replicas, device);
   if (replica == 0) detail::add_time(copy_time_, detail::StepClock::now() - start);  // the others copy concurrently
   return shard;
 }

@@ -1,9 +1,12 @@
 // Weighs the losses of a step.
 #include <ATen/ops/full.h>
+#include <ATen/ops/result_type.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <absl/status/statusor.h>
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include "counted_rows.h"
 #include "step_graphs.h"
@@ -11,6 +14,7 @@
 #include "train_step_parts.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
+#include "trainkit/distributed/sync_batch_norm.h"
 
 namespace trainkit {
 
@@ -27,8 +31,62 @@ namespace trainkit {
 //   checkpoints so that a resumed run rounds in the same way. A rank whose forward throws in that first step still
 //   takes part in the agreement, because the others wait for it.
 // A loss of weight 0 may be NaN (a mean over nothing). It has no backward and its values are not added: NaN * 0 is NaN.
-// Only if SyncBatchNorm makes the replicas wait for each other in backward, its backward runs with factor 0. A step of
-// total weight 0 is skipped.
+// A step of total weight 0 is skipped.
+//
+// If SyncBatchNorm makes the replicas wait for each other, all of them run forward and backward. One without rows takes
+// a row that does not count in the statistics. One of weight 0 begins backward with zeros at its SyncBatchNorm layers,
+// and not at its loss, from where 0 * inf would be NaN: its rows count in the statistics, on which the other losses
+// depend.
+
+/// The root of a backward that sends zeros to some nodes.
+struct ZeroRoot : torch::autograd::Node {
+  explicit ZeroRoot(torch::autograd::edge_list to) : Node(std::move(to)) {}
+  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override {
+    torch::autograd::variable_list zeros;
+    for (const torch::autograd::Edge& edge : next_edges()) {
+      zeros.push_back(edge.function->input_metadata(edge.input_nr).zeros_like());
+    }
+    return zeros;
+  }
+};
+
+void begin_recording(torch::nn::Module& module, bool counts_rows) {
+  for (const auto& part : module.modules()) {
+    if (auto* norm = part->as<SyncBatchNormImpl>()) norm->begin_recording(counts_rows);
+  }
+}
+
+at::Tensor zero_loss(const torch::nn::Module& module, const at::Tensor& loss) {
+  torch::autograd::edge_list to;
+  for (const auto& part : module.modules()) {
+    const auto* norm = part->as<SyncBatchNormImpl>();
+    if (!norm) continue;
+    for (const auto& recorded : norm->nodes()) {
+      std::shared_ptr<torch::autograd::Node> node = recorded.lock();
+      if (!node) return loss * 0;  // within an activation checkpoint
+      to.emplace_back(std::move(node), 0);
+    }
+  }
+  for (const at::Tensor& parameter : module.parameters()) {
+    if (parameter.requires_grad()) to.push_back(torch::autograd::impl::gradient_edge(parameter));
+  }
+  at::Tensor zero = at::zeros({}, loss.options());
+  torch::autograd::create_gradient_edge(
+      zero, std::shared_ptr<ZeroRoot>(new ZeroRoot(std::move(to)), torch::autograd::deleteNode));
+  return zero;
+}
+
+Batch uncounted_row(const Batch& batch, at::Device device) {
+  std::vector<at::Tensor> row;
+  for (size_t i = 0; i < batch.tensors().size(); ++i) {
+    const at::Tensor& tensor = batch.tensors()[i];
+    std::vector<int64_t> shape = tensor.sizes().vec();
+    shape[0] = 1;
+    row.push_back(batch.size() > 0 ? tensor.narrow(0, 0, 1).to(device)
+                                   : at::zeros(shape, tensor.options().device(device)));
+  }
+  return Batch(batch.content()->fields, std::move(row), {}, /*padding_rows=*/1);
+}
 
 TrainStep::ReplicaResult TrainStep::run_replica(int64_t replica, const Batch& shard, const LossFunction& loss) {
   ReplicaResult result;
@@ -74,9 +132,12 @@ void TrainStep::add_metrics(const LossOutput& output, double share, StepMetrics&
   const c10::AutoGradMode no_grad(false);
   const at::Device device = devices_.device();  // of the sums: the first replica may have no rows
   const auto local = [&](const at::Tensor& value) { return value.detach().to(device, /*non_blocking=*/true); };
+  const auto zero = [&](const at::Tensor& value) {  // of a whole number too, since shares are fractions
+    return at::zeros({}, value.options().device(device).dtype(at::result_type(value, share)));
+  };
   if (first && share == 0) {
-    sums.loss = at::zeros_like(local(output.loss));
-    for (const auto& [name, value] : output.metrics) sums.metrics.emplace_back(name, at::zeros_like(local(value)));
+    sums.loss = zero(output.loss);
+    for (const auto& [name, value] : output.metrics) sums.metrics.emplace_back(name, zero(value));
     return;
   }
   if (share == 0) return;

@@ -107,6 +107,13 @@ void explain_out_of_memory(const TrainerOptions& options, const DeviceReplicator
 }  // namespace
 
 absl::StatusOr<TrainerResult> Trainer::fit_loss(Prefetcher& loader, LossFunction loss, const FitOptions& options) {
+  if (options.validation == &loader) {
+    return to_status({.exit_code = ExitCode::kUsage,
+                      .id = "train.options",
+                      .field = "validation",
+                      .problem = "is the loader of the training, which an evaluation would move to its first row",
+                      .hint = "create another Prefetcher over the same dataset"});
+  }
   Logger* logger = options.logger;
   FitOptions fit = options;
   if (options.open_logger) {

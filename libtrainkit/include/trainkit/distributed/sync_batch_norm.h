@@ -49,6 +49,11 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
 
   /// Sets the group; called by DeviceReplicator. `group` must outlive every forward in training.
   void bind(ReplicaGroup* group, int64_t replica);
+  /// Begins to record the autograd nodes of the forwards that synchronise. Without `counts_rows`, their rows are left
+  /// out of the statistics. Called by TrainStep.
+  void begin_recording(bool counts_rows);
+  /// The nodes since begin_recording(), null for a forward without gradients.
+  const std::vector<std::weak_ptr<torch::autograd::Node>>& nodes() const { return nodes_; }
 
   SyncBatchNormOptions options;
   at::Tensor weight;               // (C)
@@ -63,6 +68,8 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
 
   ReplicaGroup* group_ = nullptr;
   int64_t replica_ = 0;
+  bool counts_rows_ = true, records_ = false;
+  std::vector<std::weak_ptr<torch::autograd::Node>> nodes_;
 };
 TORCH_MODULE(SyncBatchNorm);
 

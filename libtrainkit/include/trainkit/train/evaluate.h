@@ -31,8 +31,9 @@ using Metrics = std::map<std::string, double>;
 using EvaluationProgress = std::function<void(int64_t done, int64_t total)>;
 
 /// Computes the means of the loss and its metrics over one epoch of `loader`, over all replicas and ranks, weighted by
-/// LossOutput::weight. Runs in evaluation mode without gradients and restores the previous mode. Starts at epoch 0, so
-/// every evaluation sees the same rows in the same order. Sums are float64 on the device and are read once, at the end.
+/// LossOutput::weight. Runs in evaluation mode without gradients and restores the mode of each module. Starts at epoch
+/// 0, so every evaluation sees the same rows in the same order. Sums are float64 on the device and are read once, at
+/// the end.
 ///
 /// Every rank must call it, with its own share of the rows (a DistributedSampler with UnevenTail::kPad or kUneven).
 /// Padding rows do not count, and every rank returns the same means.
@@ -43,7 +44,7 @@ absl::StatusOr<Metrics> evaluate(DeviceReplicator& devices, Prefetcher& loader, 
                                  Precision precision = Precision::kFp32, const EvaluationProgress& on_progress = {});
 
 /// Calls `visit` for the rows of one epoch of `loader`, starting at epoch 0. Runs in evaluation mode, without
-/// gradients, in `precision`, and restores the previous mode.
+/// gradients, in `precision`, and restores the mode of each module.
 ///
 /// With several replicas each gets its share of a batch's rows on its device, and `visit` is called from one thread per
 /// replica; it must write to state of that replica only. Padding rows (Batch::padding_rows) are included. Exceptions of

@@ -178,7 +178,8 @@ struct TrainerResult {
 
 /// Optional arguments of Trainer::fit.
 struct FitOptions {
-  /// Loader of the evaluation, at every `eval_every` steps and at the end; nullptr disables evaluation.
+  /// Loader of the evaluation, at every `eval_every` steps and at the end; nullptr disables evaluation. Not the loader
+  /// of the training: an evaluation moves it.
   Prefetcher* validation = nullptr;
   /// Loss of the evaluation; by default the training loss.
   LossFunction validation_loss = nullptr;
