@@ -1,7 +1,9 @@
 // Rules between the shared flags: devices, precision, batches, and the output folder.
 #include "trainkit/app/run_options.h"
 
+#include "app/earlier_run.h"
 #include "config_test_util.h"
+#include "trainkit/core/fs.h"
 
 using namespace trainkit;
 using namespace trainkit::test;
@@ -349,7 +351,18 @@ TEST_CASE("--overwrite removes the earlier run and nothing else", "[config][run_
   Program program;
   REQUIRE(program.start({"--output_dir=" + run, "--overwrite"}).ok());
   CHECK(std::filesystem::exists(run + "/results/scores.json"));  // until the new run begins
-  REQUIRE(remove_earlier_run(program.run).ok());
+  {
+    const auto earlier = trainkit::detail::EarlierRun::move_away(run);  // the new run does not begin
+    REQUIRE(earlier.ok());
+    CHECK(!std::filesystem::exists(run + "/results"));
+    write(run + "/config.yaml", "new");
+    write(run + "/error.json", "new");
+  }
+  CHECK(Fs::posix().read_file(run + "/config.yaml", 100).value() == "x");
+  CHECK(Fs::posix().read_file(run + "/results/scores.json", 100).value() == "x");
+  CHECK(std::filesystem::exists(run + "/checkpoints/step-00000050"));
+  auto earlier = trainkit::detail::EarlierRun::move_away(run);
+  REQUIRE(earlier->remove().ok());
   std::vector<std::string> left;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(run)) {
     left.push_back(std::filesystem::relative(entry.path(), run).string());
@@ -359,6 +372,16 @@ TEST_CASE("--overwrite removes the earlier run and nothing else", "[config][run_
   CHECK(std::filesystem::exists(outside + "/keep.txt"));
 }
 
+TEST_CASE("A finished run without checkpoints is kept, a run that failed is not", "[config][run_options]") {
+  const TempDir folder;
+  const std::string run = folder / "run";
+  write(run + "/summary.json", R"({"exit_reason": "error", "exit_code": 4})");
+  CHECK(start_in(run, {}).ok());
+  write(run + "/summary.json", R"({"exit_reason": "max_steps", "exit_code": 0})");
+  CHECK_THAT(std::string(start_in(run, {}).message()), Catch::Contains("contains the results of a finished run"));
+  CHECK(start_in(run, {"--overwrite"}).ok());
+}
+
 TEST_CASE("A dry run writes nothing", "[config][run_options]") {
   const TempDir folder;
   make_checkpoint(folder / "old");
@@ -366,7 +389,6 @@ TEST_CASE("A dry run writes nothing", "[config][run_options]") {
   CHECK_FALSE(std::filesystem::exists(folder / "new"));
   Program program;
   CHECK(program.start({"--output_dir=" + (folder / "old"), "--dry_run", "--overwrite"}).ok());
-  CHECK(remove_earlier_run(program.run).ok());
   CHECK(std::filesystem::exists(folder / "old/checkpoints/step-00000040"));
 }
 

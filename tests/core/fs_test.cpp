@@ -189,6 +189,18 @@ TEST_CASE("An atomic write to a link replaces the link, not its target", "[core]
   CHECK(read(dir / "f") == "new");
 }
 
+TEST_CASE("An atomic write replaces no pipe and no device, also through a link", "[core][fs]") {
+  test::TempDir dir;
+  REQUIRE(mkfifo((dir / "pipe").c_str(), 0600) == 0);
+  stdfs::create_symlink("/dev/null", dir / "link");
+  for (const char* name : {"pipe", "link"}) {
+    const absl::Status status = write_file_atomically(fs(), dir / name, "new");
+    CHECK(status.code() == absl::StatusCode::kFailedPrecondition);
+    CHECK_THAT(std::string(status.message()), Catch::Contains("is not a regular file"));
+    CHECK(stdfs::symlink_status(dir / name).type() != stdfs::file_type::regular);
+  }
+}
+
 TEST_CASE("Only one process at a time can lock a directory", "[core][fs]") {
   test::TempDir dir;
   {

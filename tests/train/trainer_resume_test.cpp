@@ -37,6 +37,21 @@ bool same_bits(const NamedTensors& a, const NamedTensors& b) {
 
 }  // namespace
 
+TEST_CASE("SIGHUP stops as SIGTERM does, except under nohup", "[train][trainer]") {
+  {
+    const SignalWatch watch;
+    raise(SIGHUP);
+    CHECK(SignalWatch::stop_signal() == SIGTERM);
+  }
+  const auto previous = ::signal(SIGHUP, SIG_IGN);
+  {
+    const SignalWatch watch;
+    raise(SIGHUP);
+    CHECK(SignalWatch::stop_signal() == 0);
+  }
+  ::signal(SIGHUP, previous);
+}
+
 TEST_CASE("A run stopped at any step and resumed has the bits of an uninterrupted run", "[train][trainer][resume]") {
   const TempDir whole_dir;
   const Outcome whole = run(base_options(whole_dir / "run", 50)).value();

@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "app/command_line.h"
+#include "app/earlier_run.h"
 #include "app/repeats.h"
 #include "app/resume.h"
 #include "logging/report.h"
@@ -64,6 +65,14 @@ void print_report_error(const absl::Status& written) {
 /// Writes the settings of several runs to their common folder, from which --resume continues them.
 absl::Status save_common_settings(const ConfigParser& parser, const std::string& output_dir) {
   return write_file_atomically(Fs::posix(), output_dir + "/config.yaml", parser.to_yaml());
+}
+
+/// Demo data replace no file.
+absl::Status check_is_new(const ConfigParser& parser, const std::string& folder) {
+  std::error_code ignored;
+  const bool is_used = std::filesystem::is_directory(folder, ignored) && !std::filesystem::is_empty(folder, ignored);
+  if (!is_used) return absl::OkStatus();
+  return parser.invalid("make_demo_data", "the folder is not empty", "", "name a new folder, or remove this one");
 }
 
 /// The parts of one run that belong together, made in order.
@@ -186,10 +195,15 @@ class AppRun {
   absl::StatusOr<Logger*> open_folder() {
     program_.output_dir = run_.output_dir;
     const bool is_first = context_.placement.is_first();
-    if (is_first && context_.repeat == 0) TRAINKIT_RETURN_IF_ERROR(remove_earlier_run(all_));
+    detail::EarlierRun earlier, earlier_repeat;  // put back if the folder cannot be opened
+    if (is_first && context_.repeat == 0 && all_.overwrite) {
+      TRAINKIT_ASSIGN_OR_RETURN(earlier, detail::EarlierRun::move_away(all_.output_dir));
+    }
     if (app_.repeats() > 1 && is_first) {
       TRAINKIT_RETURN_IF_ERROR(prepare_output_dir(context_.parser, run_));
-      TRAINKIT_RETURN_IF_ERROR(remove_earlier_run(run_));
+      if (run_.overwrite) {
+        TRAINKIT_ASSIGN_OR_RETURN(earlier_repeat, detail::EarlierRun::move_away(run_.output_dir));
+      }
       TRAINKIT_RETURN_IF_ERROR(save_common_settings(context_.parser, all_.output_dir));
     }
     TRAINKIT_ASSIGN_OR_RETURN(folder_, RunFolder::open(context_.parser, run_, context_.placement, app_.info().name));
@@ -204,6 +218,8 @@ class AppRun {
                                                         .higher_is_better = settings_.monitor_higher_is_better,
                                                         .writes = is_first}));
     }
+    TRAINKIT_RETURN_IF_ERROR(earlier.remove());
+    TRAINKIT_RETURN_IF_ERROR(earlier_repeat.remove());
     return &folder_->logger();
   }
 
@@ -326,6 +342,7 @@ absl::StatusOr<int> run(int argc, const char* const* argv, App& app, ProgramStat
     print_line(parser.text(request));
     return 0;
   }
+  if (!run.make_demo_data.empty()) TRAINKIT_RETURN_IF_ERROR(check_is_new(parser, run.make_demo_data));
   if (!run.make_demo_data.empty()) return app.write_demo_data(run.make_demo_data, run.seed);
   TRAINKIT_RETURN_IF_ERROR(app.resolve_options(parser, run, machine));
   TRAINKIT_RETURN_IF_ERROR(check_run_options(parser, run, machine));

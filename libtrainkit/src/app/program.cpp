@@ -1,7 +1,9 @@
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <ctime>
 #include <exception>
 #include <nlohmann/json.hpp>
@@ -112,20 +114,32 @@ Running& running() {
   std::abort();
 }
 
-/// Ignores SIGUSR1, which asks a training loop to save, while no loop runs. Uses a handler instead of SIG_IGN, because
-/// child processes would inherit SIG_IGN.
-void ignore_save_requests() {
+/// Ignores SIGUSR1, which asks a training loop to save, while no loop runs, and SIGPIPE: a reader that ends, as in
+/// `| head`, does not end the run. Uses a handler instead of SIG_IGN, because child processes would inherit SIG_IGN.
+void ignore_signals() {
   struct sigaction action = {};
   action.sa_handler = [](int) {};
   action.sa_flags = SA_RESTART;
   sigaction(SIGUSR1, &action, nullptr);
+  sigaction(SIGPIPE, &action, nullptr);
+}
+
+/// Returns an error if the output could not be written, to a full disk for example. A reader that has ended is none.
+absl::Status flush_output() {
+  errno = 0;
+  const bool failed = std::fflush(stdout) != 0 || std::ferror(stdout) != 0;
+  if (!failed || errno != ENOSPC) return absl::OkStatus();
+  return to_status({.exit_code = ExitCode::kStorage,
+                    .id = "storage.full",
+                    .where = "standard output",
+                    .problem = "cannot write: " + std::string(std::strerror(errno))});
 }
 
 }  // namespace
 
 int run_program(const std::function<absl::StatusOr<int>(ProgramState& program)>& body) {
   std::signal(SIGXFSZ, SIG_IGN);  // exceeding `ulimit -f` becomes a write error
-  ignore_save_requests();
+  ignore_signals();
   ProgramState program;
   running().program = &program;
   if (std::get_terminate() != end_for_device) running().previous_handler = std::set_terminate(end_for_device);
@@ -138,7 +152,9 @@ int run_program(const std::function<absl::StatusOr<int>(ProgramState& program)>&
     }
   }();
   running().program = nullptr;
-  if (result.ok()) return *result;
+  const absl::Status printed = flush_output();
+  if (result.ok() && printed.ok()) return *result;
+  if (result.ok()) return *result != 0 ? *result : running().exit_code = report(program, printed);
   return running().exit_code = report(program, result.status());
 }
 

@@ -45,6 +45,11 @@ absl::Status check_data(const RunOptions& run, const std::string& digest) {
 
 namespace detail {
 
+/// Whether a checkpoint belongs to the run in --output_dir.
+static bool is_in(const CheckpointPath& checkpoint, const RunOptions& run) {
+  return fs::weakly_canonical(checkpoint.run_folder()) == fs::weakly_canonical(run.output_dir);
+}
+
 void continue_with_own_settings(ConfigParser& parser, const RunOptions& run) {
   const auto find = [&parser, &run]() -> absl::StatusOr<std::string> {
     if (run.resume.empty()) return "";
@@ -63,6 +68,11 @@ RunFacts describe_resume(const ConfigParser& parser, const RunOptions& run) {
   const auto checkpoint = resolve_checkpoint(run.resume, run.output_dir);
   if (!checkpoint.ok()) return {};  // the trainer reports it
   RunFacts facts = {{"resumes", checkpoint->path()}};
+  const auto latest = resolve_checkpoint("latest", run.output_dir);
+  if (latest.ok() && is_in(*checkpoint, run) && latest->step > checkpoint->step) {
+    facts.emplace_back("", "discards the steps " + std::to_string(checkpoint->step + 1) + " to " +
+                               std::to_string(latest->step) + " of this run");
+  }
   for (const std::string& change : parser.changes()) facts.emplace_back("", "changed " + change);
   return facts;
 }
@@ -70,13 +80,15 @@ RunFacts describe_resume(const ConfigParser& parser, const RunOptions& run) {
 std::string describe_end(const RunOptions& run, const TrainerOptions& options, int64_t batches_per_epoch) {
   if (run.resume.empty()) return "";
   const auto checkpoint = resolve_checkpoint(run.resume, run.output_dir);
-  if (!checkpoint.ok() || fs::weakly_canonical(checkpoint->run_folder()) != fs::weakly_canonical(run.output_dir)) {
-    return "";
-  }
+  if (!checkpoint.ok() || !is_in(*checkpoint, run)) return "";
   const auto summary = read_json_file(run.output_dir + "/summary.json");
   const auto step = static_cast<double>(checkpoint->step);
-  if (number_at(summary, "exit_code", -1) != 0 || number_at(summary, "steps", -1) != step) return "";
   const int64_t planned = planned_steps(batches_per_epoch, options);
+  if (planned > 0 && checkpoint->step >= planned && number_at(summary, "steps", -1) > step) {
+    return "nothing to do: step " + std::to_string(checkpoint->step) + " of the run in " + run.output_dir +
+           " is at or after the last step of these settings; its later steps are kept";
+  }
+  if (number_at(summary, "exit_code", -1) != 0 || number_at(summary, "steps", -1) != step) return "";
   if (planned > 0 && checkpoint->step >= planned) {
     return "the run in " + run.output_dir + " is finished; to continue it, raise --epochs or --max_steps";
   }

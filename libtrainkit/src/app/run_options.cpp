@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "app/earlier_run.h"
 #include "core/cuda_support.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/processors.h"
@@ -155,39 +156,6 @@ absl::Status storage_error(const std::string& path, std::string problem, std::st
                     .hint = std::move(hint)});
 }
 
-/// Returns true for step-<eight digits or more>, the names that CheckpointStore writes.
-bool is_checkpoint_name(const std::string& name) {
-  constexpr std::string_view kPrefix = "step-";
-  return name.starts_with(kPrefix) && name.size() >= kPrefix.size() + 8 &&
-         std::all_of(name.begin() + kPrefix.size(), name.end(), [](char c) { return c >= '0' && c <= '9'; });
-}
-
-/// Lists the checkpoints in `output_dir`/checkpoints.
-std::vector<fs::path> checkpoints_of(const fs::path& output_dir) {
-  std::vector<fs::path> found;
-  std::error_code ignored;  // no such folder: no checkpoints
-  for (fs::directory_iterator entry(output_dir / "checkpoints", ignored), end; entry != end; entry.increment(ignored)) {
-    if (is_checkpoint_name(entry->path().filename().string())) found.push_back(entry->path());
-  }
-  return found;
-}
-
-/// Removes the files of an earlier run by name; keeps other files.
-absl::Status remove_run(const fs::path& output_dir) {
-  std::vector<fs::path> old = checkpoints_of(output_dir);
-  for (const char* name :
-       {"checkpoints/latest", "config.yaml", "metrics.jsonl", "tensorboard", "results", "loss.svg", "bad_samples.csv",
-        "summary.json", "error.json", "profile.json", "run.json", "report.html"}) {
-    old.push_back(output_dir / name);
-  }
-  for (const fs::path& path : old) {
-    std::error_code failed;
-    fs::remove_all(path, failed);  // does not follow links
-    if (failed) return storage_error(path.string(), "cannot be removed: " + failed.message());
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 MachineInfo MachineInfo::here() {
@@ -316,9 +284,15 @@ absl::Status prepare_output_dir(const ConfigParser& parser, const RunOptions& op
   struct stat info {};
   const bool exists = ::stat(folder.c_str(), &info) == 0;
   if (exists && !S_ISDIR(info.st_mode)) return storage_error(options.output_dir, "is a file, expected a folder");
-  if (!checkpoints_of(folder).empty() && options.resume.empty() && !options.overwrite) {
-    return parser.invalid("output_dir", "contains checkpoints of an earlier run", "",
-                          "use --resume latest to continue it, --overwrite to remove it, or another --output_dir");
+  if (options.resume.empty() && !options.overwrite) {
+    if (!detail::checkpoints_of(folder).empty()) {
+      return parser.invalid("output_dir", "contains checkpoints of an earlier run", "",
+                            "use --resume latest to continue it, --overwrite to remove it, or another --output_dir");
+    }
+    if (detail::holds_finished_run(options.output_dir)) {
+      return parser.invalid("output_dir", "contains the results of a finished run", "",
+                            "use --overwrite to remove it, or another --output_dir");
+    }
   }
   if (options.dry_run) return absl::OkStatus();
   std::error_code failed;
@@ -328,10 +302,6 @@ absl::Status prepare_output_dir(const ConfigParser& parser, const RunOptions& op
     return storage_error(options.output_dir, std::string("is not writable: ") + std::strerror(errno));
   }
   return absl::OkStatus();
-}
-
-absl::Status remove_earlier_run(const RunOptions& options) {
-  return options.overwrite && !options.dry_run ? remove_run(options.output_dir) : absl::OkStatus();
 }
 
 }  // namespace trainkit

@@ -10,7 +10,7 @@
 namespace trainkit {
 namespace {
 
-constexpr std::array kSignals = {SIGINT, SIGTERM, SIGUSR1};
+constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
 
 std::atomic<bool> watching{false};
 std::atomic<int> stop_requested{0};
@@ -29,6 +29,7 @@ static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_alw
 
 /// See Note [Signal handler].
 void on_signal(int number) {
+  if (number == SIGHUP) number = SIGTERM;
   if (number == SIGUSR1) {
     save_requested = true;
   } else if (int none = 0; !stop_requested.compare_exchange_strong(none, number)) {
@@ -46,7 +47,11 @@ SignalWatch::SignalWatch() {
   action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
-  for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &action, &previous[i]);
+  for (size_t i = 0; i < kSignals.size(); ++i) {
+    sigaction(kSignals[i], nullptr, &previous[i]);
+    const bool stays_ignored = kSignals[i] == SIGHUP && previous[i].sa_handler == SIG_IGN;  // nohup
+    if (!stays_ignored) sigaction(kSignals[i], &action, nullptr);
+  }
 }
 
 SignalWatch::~SignalWatch() {

@@ -208,12 +208,8 @@ int resolve_num_workers(const RunOptions& options, const DevicePlan& plan,
 
 /// Prepares `options.output_dir` for a run; writes nothing in a dry run.
 ///
-/// A folder with a checkpoint requires --resume or --overwrite (else kUsage). A folder without a checkpoint is used as
-/// it is. kStorage if the path is a file, cannot be created or is not writable.
+/// A folder with a checkpoint requires --resume or --overwrite, one with a finished run --overwrite (else kUsage).
+/// Other folders are used as they are. kStorage if the path is a file, cannot be created or is not writable.
 absl::Status prepare_output_dir(const ConfigParser& parser, const RunOptions& options);
-
-/// With --overwrite removes the files of the earlier run, by name, and nothing else. Call it when nothing but training
-/// is left to do, so that a new run that cannot start loses nothing. Errors: kStorage.
-absl::Status remove_earlier_run(const RunOptions& options);
 
 }  // namespace trainkit

@@ -28,10 +28,11 @@ namespace trainkit {
 
 // ---- Turns signals into flags that the training loop checks between steps.
 
-/// Handles SIGINT, SIGTERM and SIGUSR1 during its lifetime. SIGINT and SIGTERM ask the loop to stop after the current
-/// step; SIGUSR1 asks it to save and continue. The handlers only set a flag.
+/// Handles SIGINT, SIGTERM, SIGHUP and SIGUSR1 during its lifetime. SIGINT and SIGTERM ask the loop to stop after the
+/// current step; SIGUSR1 asks it to save and continue. The handlers only set a flag. SIGHUP (the terminal is closed)
+/// counts as SIGTERM, and stays ignored under nohup.
 ///
-/// A second SIGINT or SIGTERM ends the process at once with exit code 128 + its number and runs no cleanup; the last
+/// A second signal to stop ends the process at once with exit code 128 + its number and runs no cleanup; the last
 /// saved checkpoint remains valid. The destructor restores the previous handlers. Only one SignalWatch may exist at a
 /// time (else c10::Error).
 class SignalWatch {
@@ -129,7 +130,7 @@ struct TrainerOptions {
   /// Called once, on the training thread.
   std::function<std::string()> explain_out_of_memory = nullptr;
 
-  /// Watch SIGINT, SIGTERM and SIGUSR1 during fit (see SignalWatch).
+  /// Watch SIGINT, SIGTERM, SIGHUP and SIGUSR1 during fit (see SignalWatch).
   bool handle_signals = false;
   /// Configuration of the run, saved in each checkpoint for people to read. The library never reads it.
   StateDict config = {};
