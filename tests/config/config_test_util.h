@@ -51,6 +51,13 @@ struct Program {
   }
 };
 
+/// The checks of a run with this --output_dir.
+inline absl::Status start_in(const std::string& output_dir, std::vector<std::string> flags = {}) {
+  Program program;
+  flags.push_back("--output_dir=" + output_dir);
+  return program.start(flags);
+}
+
 inline std::string write(const std::string& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
   return path;

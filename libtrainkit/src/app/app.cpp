@@ -67,14 +67,6 @@ absl::Status save_common_settings(const ConfigParser& parser, const std::string&
   return write_file_atomically(Fs::posix(), output_dir + "/config.yaml", parser.to_yaml());
 }
 
-/// Demo data replace no file.
-absl::Status check_is_new(const ConfigParser& parser, const std::string& folder) {
-  std::error_code ignored;
-  const bool is_used = std::filesystem::is_directory(folder, ignored) && !std::filesystem::is_empty(folder, ignored);
-  if (!is_used) return absl::OkStatus();
-  return parser.invalid("make_demo_data", "the folder is not empty", "", "name a new folder, or remove this one");
-}
-
 /// The parts of one run that belong together, made in order.
 class AppRun {
  public:
@@ -342,8 +334,7 @@ absl::StatusOr<int> run(int argc, const char* const* argv, App& app, ProgramStat
     print_line(parser.text(request));
     return 0;
   }
-  if (!run.make_demo_data.empty()) TRAINKIT_RETURN_IF_ERROR(check_is_new(parser, run.make_demo_data));
-  if (!run.make_demo_data.empty()) return app.write_demo_data(run.make_demo_data, run.seed);
+  if (!run.make_demo_data.empty()) return make_demo_data(app, parser, run);
   TRAINKIT_RETURN_IF_ERROR(app.resolve_options(parser, run, machine));
   TRAINKIT_RETURN_IF_ERROR(check_run_options(parser, run, machine));
   TRAINKIT_RETURN_IF_ERROR(app.check_options(parser, run));

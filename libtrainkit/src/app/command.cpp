@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 
 #include "app/command_line.h"
@@ -225,6 +226,15 @@ absl::StatusOr<std::optional<int>> run_command(const std::vector<AppCommand>& co
                     .problem = "unexpected argument: neither a flag nor a command",
                     .expected = fmt::format("a flag, or {}", fmt::join(names, ", ")),
                     .hint = nearest.empty() ? "see --help" : "did you mean " + nearest + "?"});
+}
+
+absl::StatusOr<int> make_demo_data(App& app, const ConfigParser& parser, const RunOptions& run) {
+  const std::string& folder = run.make_demo_data;
+  std::error_code ignored;
+  if (std::filesystem::is_directory(folder, ignored) && !std::filesystem::is_empty(folder, ignored)) {
+    return parser.invalid("make_demo_data", "the folder is not empty", "", "name a new folder, or remove this one");
+  }
+  return app.write_demo_data(folder, run.seed);
 }
 
 void complete_commands(const std::vector<AppCommand>& commands, const std::vector<std::string>& words) {

@@ -23,6 +23,9 @@ void complete_commands(const std::vector<AppCommand>& commands, const std::vecto
 /// Shortens a default warm-up to a tenth of a run of `total_steps` steps. One that the user has set is kept.
 void shorten_warmup(const ConfigParser& parser, RunOptions& run, int64_t total_steps);
 
+/// Runs --make_demo_data. Refuses a folder that is not empty: demo data replace no file.
+absl::StatusOr<int> make_demo_data(App& app, const ConfigParser& parser, const RunOptions& run);
+
 /// Adds the version, and the headings and the most used of the shared flags, to the description of a program.
 ProgramInfo shared_help(ProgramInfo program);
 

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <filesystem>
 #include <limits>
 #include <random>
 #include <system_error>
@@ -345,49 +344,6 @@ absl::StatusOr<std::string> Fs::read_file(const std::string& path, int64_t max_b
 bool Fs::exists(const std::string& path) const {
   struct stat info {};
   return retry([&] { return calls_->fstatat(AT_FDCWD, path.c_str(), &info); }) == 0;
-}
-
-// Note [Atomic file replacement] Each fsync is needed. Without the one of the file, a crash can leave the new name with
-// incomplete contents. Without the one of the directory, the rename itself can be lost. A failure of the last fsync
-// leaves the new file in place.
-
-/// A rename would replace a device or a pipe by a file: /dev/null, or /dev/stdout, a link.
-static absl::Status check_is_replaceable(const Directory& directory, const std::string& name) {
-  const auto type = directory.type_of(name);
-  if (!type.ok() || *type == EntryType::kFile || *type == EntryType::kDirectory) return absl::OkStatus();
-  std::error_code failed;
-  const auto target = std::filesystem::status(directory.path() + "/" + name, failed).type();
-  const bool replaces =
-      target == std::filesystem::file_type::regular || target == std::filesystem::file_type::not_found;
-  return replaces ? absl::OkStatus() : not_a_file(directory.path() + "/" + name);
-}
-
-absl::Status write_file_atomically(const Directory& directory, const std::string& name,
-                                   const std::function<absl::Status(WritableFile&)>& write) {
-  TRAINKIT_RETURN_IF_ERROR(check_is_replaceable(directory, name));
-  const std::string temporary = temporary_name(name);
-  const auto write_and_rename = [&]() -> absl::Status {
-    TRAINKIT_ASSIGN_OR_RETURN(WritableFile file, directory.create_file(temporary));
-    TRAINKIT_RETURN_IF_ERROR(write(file));
-    TRAINKIT_RETURN_IF_ERROR(file.sync());
-    TRAINKIT_RETURN_IF_ERROR(file.close());
-    return directory.rename(temporary, name);
-  };
-  if (const absl::Status status = write_and_rename(); !status.ok()) {
-    directory.remove_tree(temporary).IgnoreError();
-    return status;
-  }
-  return directory.sync();
-}
-
-absl::Status write_file_atomically(const Directory& directory, const std::string& name, std::string_view bytes) {
-  return write_file_atomically(directory, name, [&](WritableFile& file) { return file.append(bytes); });
-}
-
-absl::Status write_file_atomically(const Fs& fs, const std::string& path, std::string_view bytes) {
-  const auto [parent, name] = split_path(path);
-  TRAINKIT_ASSIGN_OR_RETURN(const Directory directory, fs.open_directory(parent));
-  return write_file_atomically(directory, name, bytes);
 }
 
 std::pair<std::string, std::string> split_path(const std::string& path) {
