@@ -36,6 +36,13 @@ TEST_CASE("MapDataset changes rows in place and to other fields", "[data][adapte
   CHECK_THROWS_AS(MapDataset(nullptr, [](const RowKey&, const BatchView&) {}), c10::ValueError);
 }
 
+TEST_CASE("MapDataset refuses an empty function and a field name that occurs twice", "[data][adapters]") {
+  CHECK_THROWS_AS(MapDataset(numbers(0, 3), MapDataset::InPlace()), c10::ValueError);
+  CHECK_THROWS_AS(MapDataset(numbers(0, 3), {{"x"}}, MapDataset::Function()), c10::ValueError);
+  const auto nothing = [](const RowKey&, const BatchView&, const BatchView&) {};
+  CHECK_THROWS_WITH(MapDataset(numbers(0, 3), {{"x"}, {"y"}, {"x"}}, nothing), Contains("duplicate field name x"));
+}
+
 TEST_CASE("MapDataset augments a row the same way for any number of workers, and differently in each epoch",
           "[data][adapters]") {
   auto noisy = std::make_shared<MapDataset>(numbers(0, 64), [](const RowKey& key, const BatchView& row) {
