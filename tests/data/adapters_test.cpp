@@ -163,6 +163,17 @@ TEST_CASE("TensorDataset refuses tensors with different numbers of rows", "[data
   CHECK(read(transposed, {2, 0}) == std::vector<int64_t>{5, 3});
 }
 
+TEST_CASE("TensorDataset has the values of a conjugate or negated view", "[data][tensor_dataset]") {
+  const at::Tensor z = torch::complex(torch::ones({2}), torch::full({2}, 3.0)).conj(), imag = at::imag(z);
+  REQUIRE(z.is_conj());
+  REQUIRE(imag.is_neg());
+  const auto rows = std::make_shared<TensorDataset>(TensorDataset({{"z", z}, {"imag", imag}}));
+  const auto loader = sequential(rows, {.batch_size = 2});
+  const Batch batch = *loader->next().value();
+  CHECK(torch::equal(torch::view_as_real(batch["z"]), torch::tensor({{1.f, -3.f}, {1.f, -3.f}})));
+  CHECK(torch::equal(batch["imag"], torch::tensor({-3.f, -3.f})));
+}
+
 TEST_CASE("field_index and row_tensor find a field", "[data][dataset]") {
   const TensorDataset dataset({{"x", torch::arange(6, torch::kFloat).reshape({3, 2})}, {"y", torch::arange(3)}});
   CHECK(field_index(dataset, "y") == 1);

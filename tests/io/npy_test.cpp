@@ -40,6 +40,16 @@ TEST_CASE("Arrays of every dtype are read back unchanged", "[io][npy]") {
   CHECK(absl::IsInvalidArgument(write_npy(folder / "f.npy", torch::ones({2}).to(at::kBFloat16))));
 }
 
+TEST_CASE("A conjugate or negated view is written with its values", "[io][npy]") {
+  const test::TempDir folder;
+  const at::Tensor z = torch::complex(torch::ones({2}), torch::full({2}, 3.0)).conj();
+  for (const at::Tensor& tensor : {z, at::imag(z)}) {
+    REQUIRE((tensor.is_conj() || tensor.is_neg()));
+    REQUIRE(write_npy(folder / "f.npy", tensor).ok());
+    CHECK(at::equal(read_npy(folder / "f.npy").value(), tensor));
+  }
+}
+
 TEST_CASE("An array in Fortran order is read with the right elements", "[io][npy]") {
   const test::TempDir folder;
   write_bytes(folder / "f.npy", npy("{'descr': '|u1', 'fortran_order': True, 'shape': (2, 3), }", "\1\2\3\4\5\6"));

@@ -60,7 +60,7 @@ absl::Status write_npy(const std::string& path, const at::Tensor& tensor) {
   std::string begin = "\x93NUMPY";
   begin += {'\x01', '\x00', static_cast<char>(length & 0xff), static_cast<char>(length >> 8)};
   begin += header;
-  const at::Tensor data = tensor.detach().cpu().contiguous();
+  const at::Tensor data = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous();
   const auto [folder, name] = split_path(path);
   TRAINKIT_ASSIGN_OR_RETURN(const Directory directory, Fs::posix().open_directory(folder));
   return write_file_atomically(directory, name, [&](WritableFile& file) -> absl::Status {
