@@ -49,7 +49,7 @@ TEST_CASE("Arrays of every class are read back unchanged in both versions", "[io
                          {"cube", torch::arange(2 * 3 * 4, torch::kShort).view({2, 3, 4})},
                          {"four", torch::rand({2, 1, 3, 2})},
                          {"turned", torch::rand({3, 4}).t()},
-                         {"negated", at::imag(torch::complex(torch::zeros({1, 2}), torch::ones({1, 2})).conj())}};
+                         {"negated", at::_neg_view(torch::rand({1, 2}))}};
   for (const auto type : {at::kByte, at::kChar, at::kShort, at::kUInt16, at::kInt, at::kUInt32, at::kLong, at::kUInt64,
                           at::kFloat, at::kDouble}) {
     variables.emplace_back(std::string("of_") + c10::toString(type), torch::randint(0, 100, {4, 5}).to(type));
