@@ -36,6 +36,13 @@ TEST_CASE("MapDataset changes rows in place and to other fields", "[data][adapte
   CHECK_THROWS_AS(MapDataset(nullptr, [](const RowKey&, const BatchView&) {}), c10::ValueError);
 }
 
+TEST_CASE("MapDataset refuses an empty function and a field name that occurs twice", "[data][adapters]") {
+  CHECK_THROWS_AS(MapDataset(numbers(0, 3), MapDataset::InPlace()), c10::ValueError);
+  CHECK_THROWS_AS(MapDataset(numbers(0, 3), {{"x"}}, MapDataset::Function()), c10::ValueError);
+  const auto nothing = [](const RowKey&, const BatchView&, const BatchView&) {};
+  CHECK_THROWS_WITH(MapDataset(numbers(0, 3), {{"x"}, {"y"}, {"x"}}, nothing), Contains("duplicate field name x"));
+}
+
 TEST_CASE("MapDataset augments a row the same way for any number of workers, and differently in each epoch",
           "[data][adapters]") {
   auto noisy = std::make_shared<MapDataset>(numbers(0, 64), [](const RowKey& key, const BatchView& row) {
@@ -154,6 +161,18 @@ TEST_CASE("TensorDataset refuses tensors with different numbers of rows", "[data
   CHECK_THROWS_AS(TensorDataset({{"x", torch::zeros({3}, torch::kMeta)}}), c10::ValueError);
   const TensorDataset transposed({{"y", torch::arange(6).reshape({2, 3}).t().select(1, 1)}});
   CHECK(read(transposed, {2, 0}) == std::vector<int64_t>{5, 3});
+}
+
+TEST_CASE("TensorDataset has the values of a conjugate or negated view", "[data][tensor_dataset]") {
+  const at::Tensor z = torch::complex(torch::ones({2}), torch::full({2}, 3.0)).conj(),
+                   negated = at::_neg_view(torch::arange(1., 3.));
+  REQUIRE(z.is_conj());
+  REQUIRE(negated.is_neg());
+  const auto rows = std::make_shared<TensorDataset>(TensorDataset({{"z", z}, {"negated", negated}}));
+  const auto loader = sequential(rows, {.batch_size = 2});
+  const Batch batch = *loader->next().value();
+  CHECK(torch::equal(torch::view_as_real(batch["z"]), torch::tensor({{1.f, -3.f}, {1.f, -3.f}})));
+  CHECK(torch::equal(batch["negated"], torch::tensor({-1.f, -2.f})));
 }
 
 TEST_CASE("field_index and row_tensor find a field", "[data][dataset]") {

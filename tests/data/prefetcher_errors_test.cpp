@@ -2,6 +2,8 @@
 
 #include <absl/status/statusor.h>
 
+#include <numeric>
+
 #include "test_datasets.h"
 #include "test_util.h"
 #include "trainkit/core/error.h"
@@ -277,6 +279,61 @@ TEST_CASE("An exception of the sampler is an error of the caller's code that nam
   CHECK(exit_code(status) == ExitCode::kUsage);
   CHECK(error_line(status) ==
         "error[user.exception] batch at position 4 of epoch 0: the sampler threw std::logic_error: no order");
+}
+
+/// Counts from `first`, for `size` positions.
+class CountingSampler final : public Sampler {
+ public:
+  CountingSampler(int64_t size, int64_t first) : size_(size), first_(first) {}
+  int64_t size() const override { return size_; }
+  void fill(int64_t, int64_t begin, std::span<int64_t> out) const override {
+    std::iota(out.begin(), out.end(), first_ + begin);
+  }
+
+ private:
+  int64_t size_, first_;
+};
+
+TEST_CASE("A sampler's index outside the dataset is an error that names it, whatever on_error is",
+          "[data][prefetcher]") {
+  const int workers = GENERATE(0, 2);
+  const auto on_error = GENERATE(OnError::kFail, OnError::kSkip, OnError::kReplace);
+  const PrefetcherOptions options = {.batch_size = 8, .num_workers = workers, .on_error = on_error};
+  const auto rows = std::make_shared<TensorDataset>(TensorDataset({{"y", torch::arange(10)}}));
+  auto loader = Prefetcher::create(rows, SequentialSampler(16), options).value();
+  CHECK(labels(**loader->next()) == range(0, 8));
+  const absl::Status status = loader->next().status();
+  CHECK(status.code() == absl::StatusCode::kOutOfRange);
+  CHECK(exit_code(status) == ExitCode::kUsage);
+  CHECK(error_line(status) ==
+        "error[data.index] batch at position 8 of epoch 0: the sampler returned an index that is out of range for the "
+        "dataset (got '10', expected 0 <= index < 10)");
+  CHECK_FALSE(loader->next().value().has_value());
+  CHECK(loader->bad_samples().empty());
+
+  loader = Prefetcher::create(rows, CountingSampler(4, -1), options).value();
+  CHECK_THAT(error_line(loader->next().status()), Contains("(got '-1', expected 0 <= index < 10)"));
+}
+
+TEST_CASE("A sampler's index outside the dataset is an error in the search for a replacement too",
+          "[data][prefetcher]") {
+  const auto rows = hooked(4, [](const RowKey&) { throw std::runtime_error("unreadable"); });
+  auto loader =
+      Prefetcher::create(rows, SequentialSampler(6), {.batch_size = 4, .on_error = OnError::kReplace}).value();
+  const absl::Status status = loader->next().status();
+  CHECK_THAT(error_line(status), Contains("error[data.index] batch at position 4 of epoch 0") && Contains("got '4'"));
+}
+
+TEST_CASE("A sampler whose size grows is an error", "[data][prefetcher]") {
+  struct Growing final : Sampler {
+    int64_t size() const override { return *rows; }
+    void fill(int64_t, int64_t, std::span<int64_t> out) const override { std::fill(out.begin(), out.end(), 0); }
+    std::shared_ptr<int64_t> rows = std::make_shared<int64_t>(2);
+  };
+  const Growing sampler;
+  auto loader = Prefetcher::create(fifths(3), sampler, {.batch_size = 4}).value();
+  *sampler.rows = 4;
+  CHECK_THAT(error_line(loader->next().status()), Contains("the sampler") && Contains("size() has changed"));
 }
 
 }  // namespace

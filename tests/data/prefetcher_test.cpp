@@ -88,6 +88,17 @@ TEST_CASE("Prefetcher without rows, or with fewer than a batch, ends its epochs 
   }
 }
 
+TEST_CASE("A batch size far above the number of rows gives one batch of all rows", "[data][prefetcher]") {
+  const int64_t batch_size = GENERATE(int64_t{1} << 40, std::numeric_limits<int64_t>::max());
+  const int workers = GENERATE(0, 2);
+  auto loader =
+      Prefetcher::create(numbers(4), SequentialSampler(4), {.batch_size = batch_size, .num_workers = workers}).value();
+  CHECK(loader->batches_per_epoch() == 1);
+  for (int epoch = 0; epoch < 2; ++epoch) CHECK(drain(*loader) == range(0, 4));
+  loader->seek(5, 1);
+  CHECK(loader->at_epoch_end());
+}
+
 TEST_CASE("Prefetcher can abandon an epoch and start again", "[data][prefetcher]") {
   const int workers = GENERATE(0, 1, 2, 7);
   const bool persistent = GENERATE(true, false);

@@ -54,6 +54,15 @@ TEST_CASE("WeightedRandomSampler draws a single row if only one has a weight", "
   for (const int64_t row : order_of(WeightedRandomSampler(weights, {.num_samples = 5000}), 0)) REQUIRE(row == 500);
 }
 
+TEST_CASE("WeightedRandomSampler never draws a row of weight 0, however small the other weights are",
+          "[data][sampler]") {
+  std::vector<int64_t> rows(200);
+  WeightedRandomSampler({0, 1e-310, 0}, {.num_samples = 200}).fill(0, 0, rows);
+  CHECK(rows == std::vector<int64_t>(200, 1));
+  WeightedRandomSampler({0, 1e-308, 0, 1e-308}, {.num_samples = 200}).fill(0, 0, rows);
+  CHECK(std::set(rows.begin(), rows.end()) == std::set<int64_t>{1, 3});
+}
+
 TEST_CASE("WeightedRandomSampler draws as many rows as there are weights by default", "[data][sampler]") {
   CHECK(WeightedRandomSampler(std::vector<double>{1, 2, 3}).size() == 3);
   CHECK(WeightedRandomSampler({0.5, 2, 3}).size() == 3);

@@ -107,10 +107,25 @@ TEST_CASE("Every prefix of a csv file is read as whole rows or is an error", "[i
 
 TEST_CASE("A field that is written is read back unchanged", "[io][csv]") {
   std::string text = "a,b\n";
-  const std::vector<std::string> fields = {"plain", "a,b", "a \"quote\"", "two\nlines", " blanks ", "\""};
+  const std::vector<std::string> fields = {"plain", "a,b", "a \"quote\"", "two\nlines", " blanks ", "\"",
+                                           "a\rb",  "\r",  "x\r\ny\rz",   "a\"\r\"b",   ""};
   for (const std::string& field : fields) text += csv_field(field) + ",x\n";
   const CsvFile file = parse(text).value();
   REQUIRE(file.rows() == static_cast<int64_t>(fields.size()));
   for (size_t i = 0; i < fields.size(); ++i) CHECK(file.at(static_cast<int64_t>(i), 0) == fields[i]);
   CHECK(csv_field("plain") == "plain");
+}
+
+TEST_CASE("A carriage return inside quotes is part of the field, one outside is an error", "[io][csv]") {
+  const CsvFile file = parse("a,b\r\n\"1\r2\",\"3\n4\r5\"\r\n").value();
+  CHECK(file.at(0, 0) == "1\r2");
+  CHECK(file.at(0, 1) == "3\n4\r5");
+  CHECK(error_of_text("a,b\n\"1\",2\r3\n").starts_with("table.csv:2: a carriage return"));
+  CHECK(error_of_text("a,b\n\"1\n2\",3\r4\n").starts_with("table.csv:3: a carriage return"));
+  CHECK(error_of_text("a,b\n\"1\"\"\",2\r\r\n").starts_with("table.csv:2: a carriage return"));
+}
+
+TEST_CASE("A single quoted column name may contain a delimiter", "[io][csv]") {
+  CHECK(parse("\"last, first\"\na\n").value().columns() == std::vector<std::string>{"last, first"});
+  CHECK(parse("\n\"last; first\"\n\"\"\n").value().at(0, 0).empty());
 }

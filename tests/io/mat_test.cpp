@@ -48,7 +48,8 @@ TEST_CASE("Arrays of every class are read back unchanged in both versions", "[io
                          {"row", torch::arange(5, torch::kDouble)},
                          {"cube", torch::arange(2 * 3 * 4, torch::kShort).view({2, 3, 4})},
                          {"four", torch::rand({2, 1, 3, 2})},
-                         {"turned", torch::rand({3, 4}).t()}};
+                         {"turned", torch::rand({3, 4}).t()},
+                         {"negated", at::_neg_view(torch::rand({1, 2}))}};
   for (const auto type : {at::kByte, at::kChar, at::kShort, at::kUInt16, at::kInt, at::kUInt32, at::kLong, at::kUInt64,
                           at::kFloat, at::kDouble}) {
     variables.emplace_back(std::string("of_") + c10::toString(type), torch::randint(0, 100, {4, 5}).to(type));
@@ -67,6 +68,19 @@ TEST_CASE("Arrays of every class are read back unchanged in both versions", "[io
       CHECK(back->is_contiguous());
       CHECK(at::equal(back->to(at::kDouble), (tensor.dim() == 1 ? tensor.view({1, -1}) : tensor).to(at::kDouble)));
     }
+  }
+}
+
+TEST_CASE("An empty array of version 5 is read as an empty tensor", "[io][mat]") {
+  const test::TempDir folder;
+  const MatBytes m;
+  const std::string array = m.array({.class_number = 6, .sizes = {0, 3}, .data_type = 9, .data = ""});
+  for (const std::string& element : {array, m.compressed(array)}) {
+    write_bytes(folder / "f.mat", m.header() + element);
+    const auto back = MatFile::open(folder / "f.mat")->read("x");
+    REQUIRE(back.status() == absl::OkStatus());
+    CHECK(back->sizes() == at::IntArrayRef({0, 3}));
+    CHECK(back->scalar_type() == at::kDouble);
   }
 }
 
@@ -226,6 +240,8 @@ TEST_CASE("A bad file is refused with its reason, its offset and its variable", 
       {"version 3", m.header(0x0300) + m.array(), "unknown version"},
       {"version 4", m.numbers<uint32_t>({0, 2, 3, 0, 2}) + std::string("x\0", 2) + std::string(300, '\1'),
        "version 5 or 7.3"},
+      {"version 4, small", m.numbers<uint32_t>({0, 1, 1, 0, 2}) + std::string("x\0", 2) + std::string(8, '\0'),
+       "version 5 or 7.3"},
       {"no HDF5", m.header(0x0200) + std::string(1000, '\0'), "no HDF5 at byte 512"},
       {"HDF5 without header", "\x89HDF\r\n\x1a\n" + std::string(1000, '\0'), "without the header that MATLAB writes"},
       {"none", h, "no such variable"},
@@ -245,7 +261,8 @@ TEST_CASE("A bad file is refused with its reason, its offset and its variable", 
       {"rank 0", one({.sizes = {}}), "has 0 dimensions"},
       {"rank 1", one({.sizes = {6}}), "has 1 dimensions"},
       {"rank 33", one({.sizes = std::vector<int32_t>(33, 1)}), "sizes of 132 bytes"},
-      {"size 0", one({.sizes = {0, 3}, .data = ""}), "is empty", "", "'x'"},
+      {"size 0", one({.sizes = {0, 3}}), "needs 0 bytes of data, the file has 6", "", "'x'"},
+      {"size 0, overflow", one({.sizes = {0, 1 << 30, 1 << 30, 1 << 30}, .data = ""}), "overflows", "", "'x'"},
       {"size -1", one({.sizes = {-1, 3}}), "a size of -1"},
       {"overflow", one({.sizes = {1 << 30, 1 << 30, 1 << 30}}), "overflows", "", "'x'"},
       {"large", one({.sizes = {65536, 65536, 4}}), "more than version 5 and the limit allow", "", "'x'"},

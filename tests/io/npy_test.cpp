@@ -40,6 +40,35 @@ TEST_CASE("Arrays of every dtype are read back unchanged", "[io][npy]") {
   CHECK(absl::IsInvalidArgument(write_npy(folder / "f.npy", torch::ones({2}).to(at::kBFloat16))));
 }
 
+TEST_CASE("A conjugate or negated view is written with its values", "[io][npy]") {
+  const test::TempDir folder;
+  const at::Tensor z = torch::complex(torch::ones({2}), torch::full({2}, 3.0)).conj();
+  for (const at::Tensor& tensor : {z, at::imag(z), at::_neg_view(torch::arange(3.))}) {
+    REQUIRE((tensor.is_conj() || tensor.is_neg()));
+    REQUIRE(write_npy(folder / "f.npy", tensor).ok());
+    CHECK(at::equal(read_npy(folder / "f.npy").value(), tensor));
+  }
+}
+
+TEST_CASE("The header has the length of NumPy's for every shape", "[io][npy]") {
+  const test::TempDir folder;
+  const auto data_offset = [&](const std::vector<int64_t>& shape) {
+    REQUIRE(write_npy(folder / "f.npy", torch::zeros(shape, torch::kByte)).ok());
+    REQUIRE(at::equal(read_npy(folder / "f.npy").value(), torch::zeros(shape, torch::kByte)));
+    return read_bytes(folder / "f.npy").find('\n') + 1;
+  };
+  // Lengths of numpy.save in NumPy 2.4.
+  CHECK(data_offset({}) == 128);
+  CHECK(data_offset({100000}) == 128);
+  CHECK(data_offset(std::vector<int64_t>(14, 1)) == 128);
+  CHECK(data_offset(std::vector<int64_t>(15, 1)) == 192);
+  std::vector<int64_t> full(14, 1);  // the text ends at a multiple of 64
+  full[1] = 100;
+  CHECK(data_offset(full) == 192);
+  full[0] = 100000;
+  CHECK(data_offset(full) == 192);
+}
+
 TEST_CASE("An array in Fortran order is read with the right elements", "[io][npy]") {
   const test::TempDir folder;
   write_bytes(folder / "f.npy", npy("{'descr': '|u1', 'fortran_order': True, 'shape': (2, 3), }", "\1\2\3\4\5\6"));

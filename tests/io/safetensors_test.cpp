@@ -80,7 +80,10 @@ TEST_CASE("A tensor that cannot be written is reported by name, and the previous
   const struct {
     const char* field;
     NamedTensors tensors;
-  } rows[] = {{"x", {{"x", at::Tensor()}}},
+  } rows[] = {{"a\tb", {{"a\tb", torch::ones({2})}}},
+              {"a\x7f", {{"a\x7f", torch::ones({2})}}},
+              {"x", {{"x", torch::ones(std::vector<int64_t>(65, 1))}}},
+              {"x", {{"x", at::Tensor()}}},
               {"x", {{"x", torch::ones({2}, torch::kMeta)}}},
               {"x", {{"x", torch::eye(2).to_sparse()}}},
               {"x", {{"x", torch::ones({2}, torch::kComplexDouble)}}},
@@ -94,7 +97,24 @@ TEST_CASE("A tensor that cannot be written is reported by name, and the previous
     CHECK(error_of(status)->field == row.field);
     CHECK(read_bytes(dir / "f") == before);
   }
+  const std::string name(65'536, 'n');
+  CHECK(error_of(save_safetensors(Fs::posix(), dir / "f", {{name, torch::ones({2})}}))->problem == "name is too long");
+  CHECK(error_of(safetensors_bytes({{name, torch::ones({2})}}).status())->id == "weights.write");
+  CHECK(read_bytes(dir / "f") == before);
   CHECK(Fs::posix().open_directory(dir.path())->list()->size() == 1);
+}
+
+TEST_CASE("Names at the limits of the reader are written and read", "[io][safetensors]") {
+  test::TempDir dir;
+  const NamedTensors tensors = {{"", torch::ones({2})},
+                                {" ", torch::ones({2})},
+                                {"a\"b\\c", torch::ones({2})},
+                                {std::string(65'535, 'n'), torch::ones({2})},
+                                {"deep", torch::ones(std::vector<int64_t>(64, 1))}};
+  REQUIRE(save_safetensors(Fs::posix(), dir / "f", tensors, {{"k\n", "v\t"}}) == absl::OkStatus());
+  const auto file = SafetensorsFile::open(dir / "f");
+  REQUIRE(file.status() == absl::OkStatus());
+  for (const auto& [name, tensor] : tensors) CHECK(torch::equal(file->tensor(name).value(), tensor));
 }
 
 TEST_CASE("Unusual headers that the format permits are accepted", "[io][safetensors]") {

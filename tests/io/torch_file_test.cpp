@@ -107,14 +107,16 @@ TEST_CASE("A value that a PyTorch file cannot store is reported by name, and the
   saved(dir / "f", {{"a", torch::ones({2})}});
   const std::string before = read_bytes(dir / "f");
   const struct {
-    const char* field;
+    std::string field;
     NamedTensors tensors;
   } rows[] = {{"x", {{"x", at::Tensor()}}},
               {"x", {{"x", torch::ones({2}, torch::kMeta)}}},
               {"x", {{"x", torch::eye(2).to_sparse()}}},
               {"x", {{"x", at::quantize_per_tensor(torch::ones({2}), 0.1, 0, torch::kQInt8)}}},
               {"x", {{"x", torch::ones({2})}, {"y", torch::ones({2})}, {"x", torch::ones({2})}}},
-              {"\\xff", {{"\xff", torch::ones({2})}}}};
+              {"\\xff", {{"\xff", torch::ones({2})}}},
+              {"", {{"a\tb", torch::ones({2})}}},
+              {std::string(120, 'n'), {{std::string(65'536, 'n'), torch::ones({2})}}}};
   for (const auto& row : rows) {
     const absl::Status status = save_torch_file(Fs::posix(), dir / "f", row.tensors);
     CHECK(absl::IsInvalidArgument(status));

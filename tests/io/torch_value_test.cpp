@@ -65,6 +65,9 @@ TEST_CASE("A value that a PyTorch file cannot store is reported with its keys", 
   inner.set("x", 1), inner.set("x", 2);
   CHECK_THAT(saved(TorchValue::list({inner})), Catch::Contains("0.x: is a duplicate"));
   CHECK_THAT(saved(TorchValue::list({1, "\xff"})), Catch::Contains("1: is text that is not UTF-8"));
+  TorchValue odd = TorchValue::dict();
+  odd.set("a\nb", 1);
+  CHECK_THAT(saved(TorchValue::list({odd})), Catch::Contains("0: has a key with control characters"));
   CHECK_THAT(saved(TorchValue::list({at::Tensor()})), Catch::Contains("0: is an undefined tensor"));
   TorchValue deep = TorchValue::list();
   for (int i = 0; i < 61; ++i) deep = TorchValue::list({deep});

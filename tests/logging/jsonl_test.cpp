@@ -90,13 +90,14 @@ TEST_CASE("Long names stay complete and distinct", "[logging][jsonl]") {
 
 TEST_CASE("Written values are read back as the same doubles", "[logging][jsonl]") {
   test::TempDir dir;
-  const LogRecord written{.step = int64_t{1} << 53,
-                          .epoch = 1.0 / 3,
-                          .split = "val",
-                          .values = {{"loss", 0.1 + 0.2}, {"tiny", 5e-324}, {"nan", kNan}, {"inf", -kInf}},
-                          .lr = {1e-3 / 3},
-                          .gpu_memory_bytes = {int64_t{1} << 40},
-                          .gpu_utilisation = {1.0 / 3, -1}};
+  const LogRecord written{
+      .step = int64_t{1} << 53,
+      .epoch = 1.0 / 3,
+      .split = "val",
+      .values = {{"loss", 0.1 + 0.2}, {"tiny", 5e-324}, {"nan", kNan}, {"inf", -kInf}, {"zero", -0.0}},
+      .lr = {1e-3 / 3},
+      .gpu_memory_bytes = {int64_t{1} << 40},
+      .gpu_utilisation = {1.0 / 3, -1}};
   {
     auto logger = JsonlLogger::open(dir / "m.jsonl").value();
     logger->log(written);
@@ -110,12 +111,14 @@ TEST_CASE("Written values are read back as the same doubles", "[logging][jsonl]"
   CHECK(records[0].lr == written.lr);
   CHECK(records[0].gpu_memory_bytes == written.gpu_memory_bytes);
   CHECK(records[0].gpu_utilisation == written.gpu_utilisation);
-  REQUIRE(records[0].values.size() == 5);
-  CHECK(records[0].values[4].first == "time");
+  REQUIRE(records[0].values.size() == 6);
+  CHECK(records[0].values[5].first == "time");
   CHECK(records[0].values[0] == written.values[0]);
   CHECK(records[0].values[1] == written.values[1]);
   CHECK(std::isnan(records[0].values[2].second));
   CHECK(records[0].values[3].second == -kInf);
+  CHECK(records[0].values[4].second == 0);
+  CHECK(std::signbit(records[0].values[4].second));
 }
 
 TEST_CASE("After a rewind every step occurs once, wherever the file was cut", "[logging][jsonl]") {

@@ -86,6 +86,7 @@ TEST_CASE("Every value of a state is restored exactly", "[train][checkpoint]") {
       {"scalar tensor", torch::tensor(2.5)},
       {"bool tensor", torch::tensor({true, false})},
       {"view", torch::arange(6, torch::kLong).view({2, 3}).t()},
+      {"negated view", at::_neg_view(torch::arange(3.))},
       {"no elements", torch::empty({0, 4}, torch::kHalf)},
       {"", int64_t{1}},
   };

@@ -162,6 +162,22 @@ TEST_CASE("A mismatch names five tensors of each kind and counts the rest", "[tr
   CHECK_THAT(line, Catch::Contains("9 unexpected (extra.0, extra.1, extra.2, extra.3, extra.4 and 4 more)"));
 }
 
+TEST_CASE("load_weights refuses values that become infinity in the model's dtype", "[train][weights]") {
+  TempDir dir;
+  Tied model;
+  NamedTensors tensors = weights();
+  tensors[1].second = torch::tensor({7.0, 1e300}, torch::kDouble);
+  const at::Tensor before = model->body->bias.detach().clone();
+  const auto status = load_weights(*model, saved(dir, tensors)).status();
+  CHECK_THAT(error_line(status), Catch::Contains("error[weights.nonfinite]") &&
+                                     Catch::Contains("body.bias: contains values that the model's Float cannot hold "
+                                                     "(got '1 of 2 values'"));
+  CHECK(torch::equal(model->body->bias, before));
+  CHECK(load_weights(*model, saved(dir, tensors), {.allow_nonfinite = true}).ok());
+  tensors[1].second = torch::tensor({7.0, 1e30}, torch::kDouble);
+  CHECK(load_weights(*model, saved(dir, tensors)).ok());
+}
+
 TEST_CASE("load_weights refuses non-finite weights, except in masks", "[train][weights]") {
   TempDir dir;
   Tied model;

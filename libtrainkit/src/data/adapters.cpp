@@ -39,11 +39,18 @@ MapDataset::MapDataset(std::shared_ptr<const Dataset> dataset, InPlace function)
     : dataset_(not_null("MapDataset", std::move(dataset))),
       fields_(dataset_->fields()),
       in_place_(std::move(function)) {
+  TORCH_CHECK_VALUE(in_place_ != nullptr, "MapDataset: the function must not be empty");
   in_bytes_ = offsets_in_row(fields_).back();
 }
 
 MapDataset::MapDataset(std::shared_ptr<const Dataset> dataset, std::vector<FieldSpec> fields, Function function)
     : dataset_(not_null("MapDataset", std::move(dataset))), fields_(std::move(fields)), function_(std::move(function)) {
+  TORCH_CHECK_VALUE(function_ != nullptr, "MapDataset: the function must not be empty");
+  for (auto field = fields_.begin(); field != fields_.end(); ++field) {
+    TORCH_CHECK_VALUE(
+        std::none_of(fields_.begin(), field, [&](const FieldSpec& other) { return other.name == field->name; }),
+        "MapDataset: duplicate field name ", field->name);
+  }
   for (const FieldSpec& field : dataset_->fields()) {
     in_offsets_.push_back(in_bytes_);
     in_bytes_ += (field.row_bytes() + 63) / 64 * 64;  // aligned for any element type

@@ -1,5 +1,7 @@
 #include "data/batch_reader.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 
 #include "core/recorded.h"
@@ -19,6 +21,10 @@ std::string name_of(const Dataset& dataset, int64_t index) noexcept {
   }
 }
 
+std::string position_name(const BatchPlan& plan) {
+  return "batch at position " + std::to_string(plan.begin) + " of epoch " + std::to_string(plan.epoch);
+}
+
 }  // namespace
 
 absl::Status row_error(const BadSample& row, const absl::Status& cause) {
@@ -34,6 +40,7 @@ BatchReader::BatchReader(std::shared_ptr<const Dataset> dataset, std::shared_ptr
                          OnError on_error, int64_t max_bad_samples)
     : dataset_(std::move(dataset)),
       sampler_(std::move(sampler)),
+      rows_(static_cast<uint64_t>(dataset_->size())),
       on_error_(on_error),
       max_bad_samples_(max_bad_samples) {}
 
@@ -42,13 +49,33 @@ std::string BatchReader::row_name(int64_t index) const noexcept {
   return "row " + std::to_string(index) + (name.empty() ? "" : " (" + name + ")");
 }
 
+// Returns an error if the sampler wrote an index that the dataset does not have. The first loop has no branch and is
+// vectorised, so that it costs far less than the reads.
+absl::Status BatchReader::check_indices(std::span<const int64_t> indices, const BatchPlan& plan) const {
+  bool outside = false;
+  for (const int64_t index : indices) outside |= static_cast<uint64_t>(index) >= rows_;
+  if (!outside) return absl::OkStatus();
+  const auto bad =
+      std::find_if(indices.begin(), indices.end(), [&](int64_t i) { return static_cast<uint64_t>(i) >= rows_; });
+  return to_status({.exit_code = ExitCode::kUsage,
+                    .id = "data.index",
+                    .where = position_name(plan),
+                    .problem = "the sampler returned an index that is out of range for the dataset",
+                    .got = std::to_string(*bad),
+                    .expected = "0 <= index < " + std::to_string(rows_)},
+                   absl::StatusCode::kOutOfRange);
+}
+
 void BatchReader::read(const BatchPlan& plan, Slot& slot, Scratch& scratch, TeamRead* team,
                        int64_t rows_per_part) const noexcept {
   const detail::ProfileStage stage("read a batch");
   try {
     auto& indices = slot.row_indices();
+    TORCH_CHECK_VALUE(plan.rows <= slot.view().rows(), "size() has changed");
     indices.resize(plan.rows);
     sampler_->fill(plan.epoch, plan.begin, indices);
+    slot.status = check_indices(indices, plan);
+    if (!slot.status.ok()) return;
     const uint64_t seed = sampler_->seed();
     scratch.keys.resize(plan.rows);
     for (int64_t i = 0; i < plan.rows; ++i) {
@@ -71,8 +98,7 @@ void BatchReader::read(const BatchPlan& plan, Slot& slot, Scratch& scratch, Team
       read_row_by_row(plan, slot, scratch);
     }
   } catch (...) {
-    const std::string where =
-        "batch at position " + std::to_string(plan.begin) + " of epoch " + std::to_string(plan.epoch);
+    const std::string where = position_name(plan);
     slot.status = annotate(status_from_user_exception(where, "the sampler"), where);
   }
 }
@@ -124,6 +150,8 @@ bool BatchReader::read_replacement(const BatchPlan& plan, int64_t position, Slot
     const int64_t other = (position + i) % size;
     RowKey key{.epoch = plan.epoch, .seed = sampler_->seed(), .draw = sampler_->draw(other)};
     sampler_->fill(plan.epoch, other, {&key.index, 1});
+    slot.status = check_indices({&key.index, 1}, {.epoch = plan.epoch, .begin = other, .rows = 1});
+    if (!slot.status.ok()) return false;
     key.origin = slot.row_indices()[at] = key.index;
     if (read_row(key, slot, at)) return true;
     if (max_bad_samples_ >= 0 && static_cast<int64_t>(slot.bad_samples.size()) > max_bad_samples_) return false;

@@ -2,6 +2,7 @@
 /// Reads the rows of one batch into a slot and handles rows that cannot be read.
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "data/slot.h"
@@ -41,12 +42,14 @@ class BatchReader {
   std::string row_name(int64_t index) const noexcept;
 
  private:
+  absl::Status check_indices(std::span<const int64_t> indices, const BatchPlan& plan) const;
   void read_row_by_row(const BatchPlan& plan, Slot& slot, Scratch& scratch) const;
   bool read_row(const RowKey& key, Slot& slot, int64_t at) const;
   bool read_replacement(const BatchPlan& plan, int64_t position, Slot& slot, int64_t at) const;
 
   std::shared_ptr<const Dataset> dataset_;
   std::shared_ptr<const Sampler> sampler_;
+  uint64_t rows_;  // rows of the dataset
   OnError on_error_;
   int64_t max_bad_samples_;
 };

@@ -55,7 +55,8 @@ Prefetcher::Impl::Impl(std::shared_ptr<const Dataset> dataset, std::shared_ptr<c
 void Prefetcher::Impl::prepare_memory() {
   const bool copies = devices_.front().is_cuda();
   const bool pin = (options_.pin_memory || copies) && at::hasCUDA();
-  layout_ = std::make_shared<detail::SlotLayout>(dataset().fields(), options_.batch_size, pin);
+  const int64_t rows = std::clamp<int64_t>(sampler().size(), 0, options_.batch_size);  // of the largest batch
+  layout_ = std::make_shared<detail::SlotLayout>(dataset().fields(), rows, pin);
   copier_.reset();
   if (copies) copier_.emplace(devices_);
 }

@@ -56,8 +56,10 @@ WeightedRandomSampler::WeightedRandomSampler(std::span<const double> weights, We
   // Alias method: each column has probability 1 / count. It keeps its own row's share and takes the rest from a row
   // that has too much.
   std::vector<int64_t> small, large;
+  const auto columns = static_cast<double>(count);
+  const bool is_tiny = !std::isfinite(columns / sum);  // then it would make the share of a weight of 0 NaN
   for (int64_t i = 0; i < count; ++i) {
-    columns_[i] = {weights[i] * (static_cast<double>(count) / sum), i};
+    columns_[i] = {is_tiny ? weights[i] / sum * columns : weights[i] * (columns / sum), i};
     (columns_[i].keep < 1 ? small : large).push_back(i);
   }
   while (!small.empty() && !large.empty()) {

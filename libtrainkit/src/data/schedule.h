@@ -19,7 +19,7 @@ struct Schedule {
 
   int64_t batches_from(int64_t begin) const {
     const int64_t left = std::max<int64_t>(0, size - begin);
-    return drop_last ? left / batch_size : (left + batch_size - 1) / batch_size;
+    return drop_last ? left / batch_size : left / batch_size + (left % batch_size != 0);
   }
   int64_t batches_per_epoch() const { return batches_from(0); }
   int64_t batches_in_first_epoch() const { return batches_from(position); }

@@ -21,7 +21,7 @@ TensorDataset::TensorDataset(std::vector<std::pair<std::string, at::Tensor>> ten
         std::none_of(fields_.begin(), fields_.end(), [&](const auto& field) { return field.name == name; }),
         "TensorDataset: duplicate tensor name ", name);
     fields_.push_back({name, tensor.scalar_type(), tensor.sizes().slice(1).vec()});
-    tensors_.push_back(tensor.detach().contiguous());
+    tensors_.push_back(tensor.detach().resolve_conj().resolve_neg().contiguous());
     columns_.push_back({static_cast<const std::byte*>(tensors_.back().const_data_ptr()), fields_.back().row_bytes()});
   }
 }

@@ -28,13 +28,25 @@ absl::Status bad_line(const std::string& path, int64_t line, const std::string& 
                     .hint = hint});
 }
 
-absl::Status check_text(const std::string& path, int64_t line, std::string_view text) {
+/// Whether `text`, a line, has a carriage return outside quotes that does not end it. `quoted`: a quoted field
+/// continues from the line before.
+bool has_lone_return(std::string_view text, bool quoted) {
+  const auto ends_line = [&](size_t at) { return text.substr(at) == "\r\n" || text.substr(at) == "\r"; };
+  const size_t first = text.find('\r');
+  if (first == text.npos || ends_line(first)) return false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '"') quoted = !quoted;
+    if (text[i] == '\r' && !quoted && !ends_line(i)) return true;
+  }
+  return false;
+}
+
+absl::Status check_text(const std::string& path, int64_t line, std::string_view text, bool quoted) {
   if (text.find('\0') != text.npos) return bad_line(path, line, "a NUL byte", "", "text");
   if (const size_t at = find_invalid_utf8(text); at < text.size()) {
     return bad_line(path, line, "not UTF-8", text.substr(at, 1), "UTF-8", "convert it: iconv -f CP1252 -t UTF-8");
   }
-  const size_t back = text.find('\r');
-  if (back != text.npos && text.substr(back) != "\r\n" && text.substr(back) != "\r") {
+  if (has_lone_return(text, quoted)) {
     return bad_line(path, line, "a carriage return without a line feed", "\r", "line ends of LF or CRLF");
   }
   return absl::OkStatus();
@@ -87,7 +99,8 @@ class CsvParser {
   absl::Status parse_line(int64_t line, std::string_view text) {
     const bool empty = text == "\n" || text == "\r\n";
     if (empty && !row_open_) return absl::OkStatus();
-    TRAINKIT_RETURN_IF_ERROR(check_text(file_.path_, line, text));
+    TRAINKIT_RETURN_IF_ERROR(check_text(file_.path_, line, text, row_open_));
+    if (!row_open_) row_is_quoted_ = text.starts_with('"');
     row_open_ = true;
     if (csv_parse(&parser_, text.data(), text.size(), &end_field, &end_row, this) != text.size()) {
       return bad_line(file_.path_, line, "a quote inside a field that does not begin with one, or text after its end",
@@ -122,7 +135,7 @@ class CsvParser {
     file_.ends_.clear();
     const std::string& first = file_.columns_.front();
     const size_t other = first.find_first_of(";\t,");
-    if (file_.columns_.size() == 1 && other != first.npos) {
+    if (file_.columns_.size() == 1 && !row_is_quoted_ && other != first.npos) {
       return bad_line(file_.path_, row_line_, "unexpected delimiter", first.substr(other, 1),
                       std::string(1, options_.delimiter));
     }
@@ -144,6 +157,7 @@ class CsvParser {
   absl::Status status_;
   size_t fields_ = 0;  // fields of the current row
   bool row_open_ = false;
+  bool row_is_quoted_ = false;  // the first field of the row
   int64_t row_line_ = 0;
 };
 

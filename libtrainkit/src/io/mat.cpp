@@ -134,13 +134,13 @@ absl::StatusOr<MatFile> MatFile::open(const std::string& path, const MatOptions&
   if (text.starts_with("version https://git-lfs")) {
     return fail("not a MATLAB file", "", "", "this is a Git LFS pointer: fetch the file itself with 'git lfs pull'");
   }
-  if (text.size() < kHeaderBytes) {
-    return fail("cut short", fmt::format("{} bytes", text.size()), "a header of 128 bytes");
-  }
   // Version 4 has no header: it begins with a small number, which has a zero byte.
   if (text.substr(0, 4).find('\0') != text.npos) {
     return fail("not a MATLAB file of version 5 or 7.3", "", "",
                 "save it again with save('file.mat', '-v7'): files of version 4 are not read");
+  }
+  if (text.size() < kHeaderBytes) {
+    return fail("cut short", fmt::format("{} bytes", text.size()), "a header of 128 bytes");
   }
   const std::string_view mark = text.substr(126, 2);
   if (mark != "IM" && mark != "MI") return fail("not a MATLAB file", std::string(mark), "'IM' or 'MI' at byte 126");

@@ -165,7 +165,7 @@ class Mat5 final : public MatSource {
 
     const std::vector<int64_t> sizes(variable.sizes.rbegin(), variable.sizes.rend());
     const at::Tensor columns = at::empty(sizes, *storage_type(tag.type).dtype);
-    TRAINKIT_RETURN_IF_ERROR(reader.read(columns.data_ptr(), tag.bytes));
+    if (tag.bytes > 0) TRAINKIT_RETURN_IF_ERROR(reader.read(columns.data_ptr(), tag.bytes));
     TRAINKIT_RETURN_IF_ERROR(reader.skip_padding(tag));
     TRAINKIT_RETURN_IF_ERROR(reader.finish());
     if (swap_) swap_bytes(columns);
@@ -181,7 +181,6 @@ class Mat5 final : public MatSource {
     const int64_t bytes = array_bytes(variable.sizes, width_of(*variable.dtype));
     const std::string sizes = describe_sizes(variable.sizes);
     if (bytes < 0) return absl::InvalidArgumentError(fmt::format("a size of {} overflows", sizes));
-    if (bytes == 0) return absl::InvalidArgumentError(fmt::format("an array of {} is empty", sizes));
     if (bytes > std::min<int64_t>(options_.max_variable_bytes, std::numeric_limits<int32_t>::max())) {
       return absl::InvalidArgumentError(fmt::format("an array of {} takes {}, more than version 5 and the limit allow",
                                                     sizes, describe_bytes(bytes)));

@@ -83,7 +83,8 @@ absl::Status write_with_matio(const std::string& path, std::span<const std::pair
                         version == MatVersion::k5 ? MAT_FT_MAT5 : MAT_FT_MAT73));
   if (!mat) return absl::InternalError("libmatio cannot create a file");
   for (const auto& [name, tensor] : variables) {
-    at::Tensor columns = reverse_dims(tensor.dim() < 2 ? tensor.reshape({1, -1}) : tensor).cpu().contiguous();
+    at::Tensor columns = reverse_dims(tensor.dim() < 2 ? tensor.reshape({1, -1}) : tensor).cpu();
+    columns = columns.resolve_neg().contiguous();
     const bool logical = columns.scalar_type() == at::kBool;
     if (logical) columns = columns.to(at::kByte);
     const auto class_type = static_cast<matio_classes>(mat_class_of(columns.scalar_type()));

@@ -53,14 +53,17 @@ absl::Status write_npy(const std::string& path, const at::Tensor& tensor) {
   const std::string comma = tensor.dim() == 1 ? "," : "";
   std::string header = fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({}{}), }}", dtype,
                                    fmt::join(tensor.sizes(), ", "), comma);
-  constexpr size_t kBefore = 10, kAlignment = 64;  // as in numpy.lib.format
-  header.append((kAlignment - (kBefore + header.size() + 1) % kAlignment) % kAlignment, ' ');
+  // As in numpy.lib.format: space for a first size of 21 digits, so that the file can grow, and for an aligned header
+  // one to 64 blanks.
+  constexpr size_t kBefore = 10, kAlignment = 64, kMostDigits = 21;
+  if (tensor.dim() > 0) header.append(kMostDigits - std::to_string(tensor.size(0)).size(), ' ');
+  header.append(kAlignment - (kBefore + header.size() + 1) % kAlignment, ' ');
   header += '\n';
   const auto length = static_cast<uint16_t>(header.size());  // far below 65,536: at most 64 dimensions
   std::string begin = "\x93NUMPY";
   begin += {'\x01', '\x00', static_cast<char>(length & 0xff), static_cast<char>(length >> 8)};
   begin += header;
-  const at::Tensor data = tensor.detach().cpu().contiguous();
+  const at::Tensor data = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous();
   const auto [folder, name] = split_path(path);
   TRAINKIT_ASSIGN_OR_RETURN(const Directory directory, Fs::posix().open_directory(folder));
   return write_file_atomically(directory, name, [&](WritableFile& file) -> absl::Status {

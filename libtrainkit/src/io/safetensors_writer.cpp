@@ -34,6 +34,17 @@ absl::Status check(const std::string& name, const at::Tensor& tensor) {
   return absl::OkStatus();
 }
 
+/// Parses the header `text` as the reader does, so that every file that is written can be read.
+absl::Status check_readable(const std::string& text, int64_t data_bytes) {
+  if (text.size() > detail::kMaxHeaderBytes) {
+    return refuse_entry("header", "is too long", fmt::format("{} bytes", text.size()));
+  }
+  const auto header = detail::parse_safetensors_header(text, static_cast<uint64_t>(data_bytes), "");
+  if (header.ok()) return absl::OkStatus();
+  const auto error = error_of(header.status());
+  return error ? refuse_entry(error->field, error->problem, error->got) : header.status();
+}
+
 /// The plan of tensors with data.
 absl::StatusOr<SafetensorsPlan> plan_with_data(const NamedTensors& tensors, const SafetensorsMetadata& metadata) {
   for (const auto& [name, tensor] : tensors) {
@@ -82,6 +93,7 @@ absl::StatusOr<SafetensorsPlan> detail::plan_safetensors(const NamedTensors& ten
   }
   text += "}";
   text.append((8 - text.size() % 8) % 8, ' ');  // the data starts at a multiple of 8
+  TRAINKIT_RETURN_IF_ERROR(check_readable(text, plan.data_bytes));
   const uint64_t length = text.size();
   plan.header.resize(8);
   std::memcpy(plan.header.data(), &length, 8);

@@ -12,7 +12,9 @@
 #include "core/host_tensors.h"
 #include "core/utf8.h"
 #include "io/pickle_input.h"
+#include "io/pickle_names.h"
 #include "io/torch_dtypes.h"
+#include "io/unpickler.h"
 #include "io/zip_writer.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/weight_file.h"
@@ -220,11 +222,22 @@ void pickle_value(Pickler& pickler, const TorchValue& value, const std::vector<s
   }
 }
 
+/// Reads the pickle as TorchFile does, so that every file that is written can be read.
+absl::Status check_readable(const std::string& pickled) {
+  if (pickled.size() > detail::kMaxPickleBytes)
+    return refuse_tensor({}, "these are too many tensors for a PyTorch file");
+  detail::PickleInput input(pickled, "");
+  detail::Unpickler unpickler(input);
+  const auto root = unpickler.load();
+  const absl::Status status = root.ok() ? detail::name_values(unpickler, *root, "").status() : root.status();
+  const auto error = error_of(status);
+  return error ? refuse_tensor(error->field, error->problem, error->got) : status;
+}
+
 /// Writes the archive: the pickle, then each storage once.
 absl::Status write_archive(WritableFile& file, const std::string& pickled, const NamedTensors& tensors,
                            const std::vector<size_t>& storages) {
-  if (pickled.size() > detail::kMaxPickleBytes)
-    return refuse_tensor({}, "these are too many tensors for a PyTorch file");
+  TRAINKIT_RETURN_IF_ERROR(check_readable(pickled));
   detail::ZipWriter zip(file);
   TRAINKIT_RETURN_IF_ERROR(zip.add("archive/data.pkl", pickled));
   TRAINKIT_RETURN_IF_ERROR(zip.add("archive/byteorder", "little"));

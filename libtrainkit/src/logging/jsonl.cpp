@@ -34,6 +34,7 @@ template <class Number>
 void append_number(std::string& out, Number value) {
   if constexpr (std::is_floating_point_v<Number>) {
     if (std::isnan(value)) return void(out += "\"NaN\"");
+    if (value == 0 && std::signbit(value)) return void(out += "-0.0");  // "-0" is read as the integer 0
     if (std::isinf(value)) return void(out += value > 0 ? "\"Infinity\"" : "\"-Infinity\"");
   }
   char digits[32];

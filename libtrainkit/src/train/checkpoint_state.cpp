@@ -74,7 +74,7 @@ struct ToJson {
                       "is not a dense tensor with data in memory");
     for (const auto& [name, type] : kDtypes) {
       if (type != value.scalar_type()) continue;
-      const at::Tensor plain = value.detach().to(at::kCPU).contiguous();
+      const at::Tensor plain = value.detach().to(at::kCPU).resolve_neg().contiguous();
       const absl::string_view bytes(static_cast<const char*>(plain.const_data_ptr()), plain.nbytes());
       return {{"tensor", {{"dtype", name}, {"shape", plain.sizes().vec()}, {"data", absl::Base64Escape(bytes)}}}};
     }

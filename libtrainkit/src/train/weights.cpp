@@ -1,5 +1,7 @@
 #include "trainkit/train/weights.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -79,25 +81,41 @@ absl::Status refuse_weights(const std::string& path, const std::string& name, st
                    absl::StatusCode::kInvalidArgument);
 }
 
-/// Returns an error that names the first tensor with non-finite values. Buffers may contain infinity, since masks do.
-absl::Status check_finite(const NamedTensors& tensors, const torch::nn::Module& model, const std::string& path) {
+/// Counts the infinities and NaN of a tensor of floating-point numbers, or with `only_nan` the NaN.
+int64_t count_nonfinite(const at::Tensor& tensor, bool only_nan) {
+  const at::Tensor values =
+      tensor.element_size() == 1 ? tensor.to(at::kFloat) : tensor;  // 8-bit floats have no operations
+  return (only_nan ? values.isnan() : values.isfinite().logical_not()).sum().item<int64_t>();
+}
+
+/// Returns an error that names the first tensor with non-finite values, or with values that the dtype in the model
+/// cannot hold. Buffers may contain infinity, since masks do. Converts one tensor at a time.
+absl::Status check_finite(const NamedTensors& tensors, const NamedTensors& target, const torch::nn::Module& model,
+                          const std::string& path) {
   std::set<std::string> parameters;
   for (const auto& item : model.named_parameters()) parameters.insert(item.key());
+  const std::unordered_map<std::string, at::Tensor> by_name(target.begin(), target.end());
   for (const auto& [name, tensor] : tensors) {
     if (!tensor.is_floating_point()) continue;
-    const at::Tensor values =
-        tensor.element_size() == 1 ? tensor.to(at::kFloat) : tensor;  // 8-bit floats have no operations
-    const at::Tensor bad = parameters.contains(name) ? values.isfinite().logical_not() : values.isnan();
-    const auto count = bad.sum().item<int64_t>();
+    const bool is_buffer = !parameters.contains(name);
+    const auto found = by_name.find(name);
+    const bool converts = found != by_name.end() && found->second.is_floating_point() &&
+                          found->second.scalar_type() != tensor.scalar_type();
+    int64_t count = count_nonfinite(tensor, is_buffer);
+    const bool overflows = count == 0 && converts;
+    if (overflows) count = count_nonfinite(tensor.to(found->second.scalar_type()), is_buffer);
     if (count == 0) continue;
     return to_status({.exit_code = ExitCode::kWeights,
                       .id = "weights.nonfinite",
                       .where = path,
                       .field = name,
-                      .problem = "contains infinity or NaN",
+                      .problem = overflows ? fmt::format("contains values that the model's {} cannot hold",
+                                                         c10::toString(found->second.scalar_type()))
+                                           : "contains infinity or NaN",
                       .got = std::to_string(count) + " of " + std::to_string(tensor.numel()) + " values",
                       .expected = "finite numbers",
-                      .hint = "the run that wrote the file diverged: use earlier weights"});
+                      .hint = overflows ? "load them into a model of the file's dtype"
+                                        : "the run that wrote the file diverged: use earlier weights"});
   }
   return absl::OkStatus();
 }
@@ -172,7 +190,7 @@ absl::StatusOr<LoadedWeights> load_weights(torch::nn::Module& model, const std::
     found = keep_common(source, target);
     if (source.empty()) return refuse_weights(path, {}, "no tensor of the file matches the model by name and shape");
   }
-  if (!options.allow_nonfinite) TRAINKIT_RETURN_IF_ERROR(check_finite(source, model, path));
+  if (!options.allow_nonfinite) TRAINKIT_RETURN_IF_ERROR(check_finite(source, target, model, path));
   TRAINKIT_RETURN_IF_ERROR(copy_named_tensors(source, target, path));
   found.loaded = static_cast<int64_t>(target.size());
   return found;

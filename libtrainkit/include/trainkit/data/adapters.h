@@ -37,7 +37,7 @@ class MapDataset final : public Dataset {
   /// Makes a row with other fields. `in` and `out` are views of one row.
   using Function = std::function<void(const RowKey& key, const BatchView& in, const BatchView& out)>;
 
-  /// Both throw c10::ValueError if the dataset is null.
+  /// Both throw c10::ValueError if the dataset is null, the function is empty, or two fields have the same name.
   MapDataset(std::shared_ptr<const Dataset> dataset, InPlace function);
   MapDataset(std::shared_ptr<const Dataset> dataset, std::vector<FieldSpec> fields, Function function);
 

@@ -17,7 +17,7 @@ class Sampler {
  public:
   virtual ~Sampler() = default;
 
-  /// Number of positions in one epoch.
+  /// Number of positions in one epoch; constant for the lifetime of the sampler.
   virtual int64_t size() const = 0;
 
   /// Writes the row indices at positions [begin, begin + out.size()) of `epoch`.
@@ -93,7 +93,8 @@ struct WeightedRandomSamplerOptions {
 /// torch.utils.data.WeightedRandomSampler(replacement=True); alias method, Vose 1991.
 class WeightedRandomSampler final : public Sampler {
  public:
-  /// Throws c10::ValueError if a weight is negative or not finite, if all weights are 0, or if num_samples < 0.
+  /// Throws c10::ValueError if a weight is negative or not finite, if all weights are 0, if their sum overflows, or if
+  /// num_samples < 0.
   explicit WeightedRandomSampler(std::span<const double> weights, WeightedRandomSamplerOptions options = {});
   /// Same, for a list: WeightedRandomSampler({0.1, 0.9}, {.num_samples = 1000}).
   explicit WeightedRandomSampler(std::initializer_list<double> weights, WeightedRandomSamplerOptions options = {})

@@ -20,8 +20,8 @@ namespace trainkit {
 /// which would be pickles). Source: numpy.lib.format, NumPy 2.4.
 absl::StatusOr<at::Tensor> read_npy(const std::string& path);
 
-/// Writes format 1.0 in C order, atomically (write_file_atomically). The bytes equal those of numpy.save.
-/// kInvalidArgument for a dtype that NumPy lacks. Disk errors: exit code 6.
+/// Writes format 1.0 in C order, atomically (write_file_atomically). The bytes equal those of numpy.save in NumPy 2 for
+/// an array in C order. kInvalidArgument for a dtype that NumPy lacks. Disk errors: exit code 6.
 absl::Status write_npy(const std::string& path, const at::Tensor& tensor);
 
 // ---- Reads image cubes in ENVI format: a text header `scene.hdr` and a file of raw numbers next to it.

@@ -20,15 +20,15 @@ struct CsvOptions {
 /// Holds a whole csv file in memory: a header, then rows with the same number of fields. Errors name the line of a
 /// field.
 ///
-/// Quoted fields may contain delimiters, doubled quotes and line ends. Blanks are part of a field. Accepts a byte order
-/// mark and a last line without a line end; skips empty lines. Thread-safe for concurrent reads.
+/// Quoted fields may contain delimiters, doubled quotes, carriage returns and line ends. Blanks are part of a field.
+/// Accepts a byte order mark and a last line without a line end; skips empty lines. Thread-safe for concurrent reads.
 class CsvFile {
  public:
   /// Opens and parses a file. Errors have exit code 4: those of MappedFile::open, and data.csv with the line for these
   /// faults:
   ///   an empty file, or one without rows; gzip, UTF-16, invalid UTF-8, a NUL byte
-  ///   a quote inside an unquoted field; a quote that is never closed; a line that ends in a carriage return alone
-  ///   a row whose number of fields differs from the header; a row over max_row_bytes; duplicate column names
+  ///   a quote inside an unquoted field; a quote that is never closed; a carriage return outside quotes without a line
+  ///   feed a row whose number of fields differs from the header; a row over max_row_bytes; duplicate column names
   /// data.damaged if the file became shorter during the read.
   static absl::StatusOr<CsvFile> open(const std::string& path, const CsvOptions& options = {});
 
@@ -63,7 +63,8 @@ class CsvFile {
   std::vector<int64_t> lines_;  // first line of each row
 };
 
-/// Formats `text` as a csv field; quotes it if necessary.
+/// Formats `text` as a field of a comma-separated row; quotes it if necessary. An empty text stays empty: if it is the
+/// only field of its row, write `""` instead, because CsvFile skips empty lines.
 std::string csv_field(std::string_view text);
 
 }  // namespace trainkit

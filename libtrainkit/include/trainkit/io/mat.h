@@ -63,7 +63,8 @@ class MatFile {
   const std::string& path() const;
 
   /// Reads a variable into a new contiguous CPU tensor with MATLAB's sizes and the variable's own type. Element (i, j,
-  /// k) is MATLAB's (i+1, j+1, k+1).
+  /// k) is MATLAB's (i+1, j+1, k+1). An empty array of version 5 gives an empty tensor; an empty array of version
+  /// 7.3 is an error.
   ///
   /// kNotFound if there is no such variable; the message lists the names. kUnimplemented for a variable that is not an
   /// array of real numbers (struct, cell, char, sparse, complex, ...). kDataLoss if the file was truncated or changed.

@@ -112,7 +112,8 @@ absl::StatusOr<int64_t> safetensors_bytes(const NamedTensors& tensors, const Saf
 /// time; no other memory is used. Synchronises with the device of each such tensor.
 ///
 /// kInvalidArgument names a tensor without data in memory (undefined, meta, sparse, quantised), with a dtype that the
-/// format lacks, or with a name that is a duplicate or not UTF-8.
+/// format lacks, or with a name that is a duplicate or not UTF-8. It also refuses names, metadata and counts that
+/// SafetensorsFile::open rejects: control characters in a name, a name over 65,535 bytes, more than 64 dimensions.
 absl::Status write_safetensors(WritableFile& file, const NamedTensors& tensors,
                                const SafetensorsMetadata& metadata = {});
 

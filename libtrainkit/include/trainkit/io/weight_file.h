@@ -113,7 +113,8 @@ class TorchFile {
 /// Synchronises with the device of each such tensor.
 ///
 /// kInvalidArgument names a tensor without data in memory (undefined, meta, sparse, quantised), with a dtype that the
-/// format lacks, or with a name that is a duplicate or not UTF-8.
+/// format lacks, or with a name that is a duplicate or not UTF-8. It also refuses names and counts that TorchFile::open
+/// rejects: control characters in a key, a name over 65,535 bytes, more than 64 dimensions.
 absl::Status write_torch_file(WritableFile& file, const NamedTensors& tensors);
 
 /// Writes a file atomically (write_file_atomically): an existing file is replaced completely or stays unchanged.

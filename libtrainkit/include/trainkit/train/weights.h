@@ -62,7 +62,8 @@ struct LoadedWeights {
 /// - unless partial, those of load_named_tensors: missing or unexpected names and different shapes, up to five of each;
 /// - weights.match for a rule of `skip` that matches no name;
 /// - if partial, that no tensor matches;
-/// - weights.nonfinite, which names a parameter with infinity or NaN, or a buffer with NaN (masks contain -infinity).
+/// - weights.nonfinite, which names a parameter with infinity or NaN, or a buffer with NaN (masks contain -infinity),
+///   in the file or after the conversion to the model's dtype.
 absl::StatusOr<LoadedWeights> load_weights(torch::nn::Module& model, const std::string& path,
                                            const LoadWeightsOptions& options = {}, const Fs& fs = Fs::posix());
 
