@@ -199,8 +199,9 @@ at::Tensor bpr_loss(const at::Tensor& user_table, const at::Tensor& item_table, 
   const bool fast = !trainkit::detail::GpuOperations::wanted() && has_fast_path(user_table, users) &&
                     has_fast_path(item_table, positives) && has_fast_path(item_table, negatives) && count > 0;
   if (!fast) {
-    const std::vector<at::Tensor> items = trainkit::embedding(at::stack({positives, negatives}), item_table).unbind();
-    const at::Tensor margins = (trainkit::embedding(users, user_table) * (items[0] - items[1])).sum(-1);
+    const std::vector<at::Tensor> items =
+        trainkit::embedding_lookup(at::stack({positives, negatives}), item_table).unbind();
+    const at::Tensor margins = (trainkit::embedding_lookup(users, user_table) * (items[0] - items[1])).sum(-1);
     return loss_of(margins);
   }
   TORCH_CHECK_VALUE(

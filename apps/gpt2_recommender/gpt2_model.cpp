@@ -147,12 +147,12 @@ at::Tensor Gpt2Recommender::from_text(torch::nn::SequentialImpl& mlp, const at::
 }
 
 at::Tensor Gpt2Recommender::user_vectors(const at::Tensor& users, const at::Tensor& hidden) {
-  const at::Tensor own = trainkit::embedding(users, user_embedding_->weight);
+  const at::Tensor own = trainkit::embedding_lookup(users, user_embedding_->weight);
   return own + from_text(*user_mlp_, hidden);
 }
 
 at::Tensor Gpt2Recommender::item_vectors(const at::Tensor& items, const at::Tensor& hidden) {
-  const at::Tensor own = trainkit::embedding(items, item_embedding_->weight);
+  const at::Tensor own = trainkit::embedding_lookup(items, item_embedding_->weight);
   return own + from_text(*item_mlp_, hidden);
 }
 

@@ -235,3 +235,22 @@ TEST_CASE("A continued run keeps its own settings, lists changes and refuses fix
   Program refused(run_file);
   CHECK(refused.parse({"--resume", "latest", "--width", "8"}) == "cli.fixed");
 }
+
+TEST_CASE("A default that a configuration file cannot hold is refused", "[config][config]") {
+  ConfigParser parser({.name = "program", .version = "1"});
+  const double infinity = std::numeric_limits<double>::infinity();
+  double number = infinity;
+  CHECK_THROWS_WITH(parser.add("number", &number), Catch::Contains("option number: the default must be finite"));
+  number = std::nan("");
+  CHECK_THROWS_AS(parser.add("number", &number), c10::ValueError);
+  Seconds time(infinity);
+  CHECK_THROWS_AS(parser.add("time", &time), c10::ValueError);
+  std::optional<double> maybe = infinity;
+  CHECK_THROWS_AS(parser.add("maybe", &maybe), c10::ValueError);
+  std::vector<double> numbers = {1, infinity};
+  CHECK_THROWS_AS(parser.add("numbers", &numbers), c10::ValueError);
+  std::vector<std::string> words = {"", "a"};
+  CHECK_THROWS_WITH(parser.add("words", &words), Catch::Contains("empty string"));
+  words.clear();
+  parser.add("words", &words);
+}

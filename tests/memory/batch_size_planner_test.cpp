@@ -114,6 +114,37 @@ BatchSizePlan plan_of(const BatchSizePlannerOptions& options) {
   return BatchSizePlanner::create(plain_step, options).value().plan().value();
 }
 
+/// As TrainStep: each row takes 1 MiB while it is computed, and every micro-batch but the last is kept, 256 KiB a row.
+absl::StatusOr<MemoryTrace> keeping_step(int64_t rows, int64_t micro_batches) {
+  MemoryTrace trace = plain_step(rows, 1).value();
+  for (int64_t i = 1; i < micro_batches; ++i) {
+    trace.blocks.push_back({.bytes = rows * kMiB / 4});
+    trace.events.insert(trace.events.begin(), static_cast<int32_t>(trace.blocks.size()));
+  }
+  return trace;
+}
+
+TEST_CASE("A plan counts the micro-batches that a step keeps") {
+  auto planner = BatchSizePlanner::create(keeping_step, {}).value();
+  for (const int64_t steps : {1, 2, 3, 16, 64}) {
+    CAPTURE(steps);
+    const MemoryBytes expected = keeping_step(100, steps).value().peak();
+    CHECK(planner.describe(100, steps).value().memory.peak.by_class == expected.by_class);
+    CHECK(planner.estimate(steps).value().trace(100).peak().total() == expected.total());
+  }
+  const auto plan = [](int64_t mebibytes) {
+    return BatchSizePlanner::create(keeping_step,
+                                    {.device_bytes = mebibytes * kMiB, .usable = 1, .global_batch_size = 256})
+        .value()
+        .plan()
+        .value();
+  };
+  CHECK(plan(10 + 64 + 48).batch_size == 64);  // 3 kept micro-batches of 16 MiB
+  CHECK(plan(10 + 64 + 47).batch_size < 64);
+  CHECK(plan(80).fits);
+  CHECK(!plan(70).fits);  // all rows but one are kept
+}
+
 TEST_CASE("Without a global batch the largest power of two that fits is taken") {
   const BatchSizePlan plan = plan_of({.device_bytes = 100 * kMiB, .usable = 1});
   CHECK(plan.batch_size == 64);

@@ -185,3 +185,27 @@ TEST_CASE("A failed recomputation restores the random number generator", "[nn][c
   CHECK_THROWS_WITH(y.backward(), Catch::Contains("second run"));
   CHECK(torch::equal(torch::rand({3}), expected));
 }
+
+TEST_CASE("A parameter that is listed several times gets its gradient once, and undefined tensors are skipped",
+          "[nn][checkpoint]") {
+  const at::Tensor weight = torch::rand({3}).requires_grad_(), x = torch::rand({3});
+  const auto function = [&](const at::Tensor& t) { return (t * weight).tanh() * weight; };
+  const at::Tensor expected = torch::autograd::grad({function(x).sum()}, {weight})[0];
+  checkpoint(function, x, {weight, at::Tensor(), weight}).sum().backward();
+  CHECK(torch::equal(weight.grad(), expected));
+}
+
+TEST_CASE("A layer that occurs several times gets the gradients of the plain calls", "[nn][checkpoint]") {
+  torch::manual_seed(4);
+  const at::Tensor weight = torch::rand({3}).requires_grad_(), x = torch::rand({3});
+  const CheckpointedLayer layer = {[weight](const at::Tensor& t) { return (t * weight).tanh(); }, {weight}};
+  const std::vector<CheckpointedLayer> layers(6, layer);
+  checkpoint_sequential(layers, 1, x).sum().backward();
+  const at::Tensor expected = weight.grad().clone();
+  for (const int64_t segments : {2, 3, 6}) {
+    CAPTURE(segments);
+    weight.mutable_grad().reset();
+    checkpoint_sequential(layers, segments, x).sum().backward();
+    CHECK(torch::allclose(weight.grad(), expected, 1e-5));
+  }
+}

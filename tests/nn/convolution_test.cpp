@@ -260,3 +260,22 @@ TEST_CASE("A convolution has no second derivative", "[nn][convolution]") {
   CHECK_THROWS_WITH(torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true),
                     Catch::Contains("no second derivative"));
 }
+
+TEST_CASE("A padded dimension of size 1 gives the outputs of its padding", "[nn][convolution]") {
+  torch::manual_seed(1);
+  const auto check = [](const Sizes& input, const Sizes& kernel, const Sizes& stride, const Sizes& padding) {
+    CAPTURE(input, stride, padding);
+    const at::Tensor x = torch::randn(input), weight = torch::randn(kernel), bias = torch::randn({kernel[0]});
+    const at::Tensor expected =
+        at::convolution(x, weight, bias, stride, padding, Sizes(stride.size(), 1), false, Sizes(stride.size(), 0), 1);
+    const at::Tensor y = convolution(x, weight, bias, stride, padding);
+    REQUIRE(y.sizes() == expected.sizes());
+    CHECK(torch::allclose(y, expected, 1e-5, 1e-5));
+  };
+  check({3, 4, 1, 1}, {8, 4, 1, 1}, {1, 1}, {3, 0});
+  check({3, 4, 1, 1}, {8, 4, 1, 1}, {2, 3}, {3, 1});
+  check({3, 4, 1, 1}, {8, 4, 1, 1}, {2, 3}, {0, 0});
+  check({3, 4, 1, 5}, {8, 4, 1, 5}, {1, 1}, {1, 0});
+  check({3, 4, 1, 1, 6}, {8, 4, 1, 1, 6}, {1, 1, 1}, {1, 1, 0});
+  check({2, 3, 1}, {8, 3, 1}, {1}, {1});
+}

@@ -1,6 +1,7 @@
 #include <ATen/autocast_mode.h>
 
 #include "test_util.h"
+#include "trainkit/amp/autocast.h"
 #include "trainkit/nn/functional.h"
 
 using namespace trainkit;
@@ -155,4 +156,17 @@ TEST_CASE("Class weights and label smoothing give PyTorch's formula and its grad
   const at::Tensor narrow = cross_entropy(logits.to(at::kBFloat16), target, -100, weight, 0.1);
   at::autocast::set_autocast_enabled(at::kCPU, false);
   CHECK(narrow.equal(cross_entropy(logits.to(at::kBFloat16).to(at::kFloat), target, -100, weight, 0.1)));
+}
+
+TEST_CASE("Under autocast class weights of 16-bit logits stay float32", "[nn][cross_entropy]") {
+  torch::manual_seed(6);
+  const at::Tensor weight = torch::tensor({7e4f, 1e-8f, 0.1f, 1.0f}), target = torch::randint(4, {64});
+  for (const at::ScalarType type : {at::kHalf, at::kBFloat16}) {
+    CAPTURE(type);
+    const at::Tensor logits = torch::randn({64, 4}).to(type);
+    const AutocastGuard autocast(at::Device(at::kCPU), type);
+    const at::Tensor loss = cross_entropy(logits, target, -100, weight);
+    CHECK(loss.scalar_type() == at::kFloat);
+    CHECK(loss.equal(at::cross_entropy_loss(logits.to(at::kFloat), target, weight)));
+  }
 }

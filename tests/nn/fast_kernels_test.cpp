@@ -41,6 +41,8 @@ TEST_CASE("Matrix products with oneDNN equal LibTorch's within float32 rounding"
     CHECK(error_of(at::addmm(c, a, b), exact + c) < 3e-6);
     CHECK(error_of(at::addmm(c, a, b, 0.5, 2), 2 * exact + 0.5 * c) < 3e-6);
     CHECK(error_of(at::addmm(torch::full({n}, NAN), a, b, 0, 1), exact) < 3e-6);  // beta = 0: not read
+    CHECK(at::addmm(torch::ones({m, n}), a, b, 0.5, 0).equal(torch::full({m, n}, 0.5f)));
+    CHECK(torch::ones({m, n}).addmm_(a, b, 0.5, 0).equal(torch::full({m, n}, 0.5f)));
 
     at::Tensor out = torch::full({m, n}, NAN), empty = torch::empty({0}), columns = torch::empty({n, m}).t();
     CHECK(error_of(at::mm_out(out, a, b), exact) < 3e-6);

@@ -258,3 +258,9 @@ TEST_CASE("Without our kernels a model's blocks on a GPU use the separate operat
   check(small_transformer(true, 0.0));
   check(small_gpt2("gelu_new"));
 }
+
+TEST_CASE("embedding_lookup is found without its namespace, next to LibTorch's embedding", "[nn][fused_ops]") {
+  using namespace trainkit;
+  const at::Tensor weight = torch::randn({5, 3}), ids = torch::tensor({4, 0}, at::kLong);
+  CHECK(embedding_lookup(ids, weight).equal(at::embedding(weight, ids)));
+}

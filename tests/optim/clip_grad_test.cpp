@@ -42,6 +42,11 @@ TEST_CASE("clip_grad_norm_ only measures if max_norm is infinite or not positive
   }
 }
 
+TEST_CASE("clip_grad_norm_ of an optimizer without parameters is 0") {
+  SGD optimizer;
+  CHECK(clip_grad_norm_(optimizer, 1.0).item<double>() == 0);
+}
+
 TEST_CASE("clip_grad_norm_ of no gradients is 0, and parameters without a gradient are skipped") {
   Problem p;
   p.a.mutable_grad().reset();

@@ -52,13 +52,25 @@ TEST_CASE("create_schedule refuses an unknown name and suggests the nearest, and
                                     {.name = "constant", .warmup_steps = -1},
                                     {.name = "cosine", .total_steps = 10, .min_factor = -0.1},
                                     {.name = "cosine_restarts", .total_steps = 10, .period_growth = 0},
+                                    {.name = "step"},
+                                    {.name = "step", .warmup_steps = 5},
                                     {.name = "step", .period_steps = -3},
-                                    {.name = "step", .gamma = std::nan("")}}) {
+                                    {.name = "step", .total_steps = 9, .gamma = std::nan("")}}) {
     const auto status = create_schedule(options).status();
     CAPTURE(options.name, status.message());
     CHECK(exit_code(status) == ExitCode::kConfig);
     CHECK(status.code() == absl::StatusCode::kInvalidArgument);
   }
+}
+
+TEST_CASE("create_schedule: step needs the length of its period or of the run") {
+  CHECK_THAT(error_text(create_schedule({.name = "step"}).status()), Contains("period_steps"));
+  const auto by_period = create_schedule({.name = "step", .period_steps = 5}).value();
+  CHECK(by_period->factor(4) == 1.0);
+  CHECK(by_period->factor(5) == Approx(0.1));
+  const auto by_length = create_schedule({.name = "step", .total_steps = 30}).value();
+  CHECK(by_length->factor(9) == 1.0);
+  CHECK(by_length->factor(10) == Approx(0.1));
 }
 
 TEST_CASE("one_cycle_lr with a rise of one step starts at the top") {

@@ -5,6 +5,7 @@
 #include "state_dict_util.h"
 #include "test_util.h"
 #include "trainkit/optim/adam.h"
+#include "trainkit/optim/lr_scheduler.h"
 #include "trainkit/optim/sgd.h"
 
 namespace trainkit {
@@ -123,6 +124,27 @@ TEST_CASE("SGD without momentum refuses the state of SGD with momentum") {
   without.add_param_groups(same.groups());
   CHECK(exit_code(without.load_state_dict(with.state_dict())) == ExitCode::kWeights);
   CHECK(exit_code(with.load_state_dict(without.state_dict())) == ExitCode::kWeights);
+}
+
+TEST_CASE("The host counts steps beyond the largest float32 integer, and the schedule follows") {
+  constexpr int64_t kLargest = int64_t{1} << 24;
+  const at::Tensor weight = torch::zeros({2}).requires_grad_();
+  SGD optimizer({.lr = 0.1});
+  optimizer.add_param_group({.params = {{"p", weight}}});
+  StateDict state = test::clone_state(optimizer.state_dict());
+  state = changed(state, "step", kLargest - 1);
+  state = changed(state, "state.p.step", torch::full({}, static_cast<float>(kLargest - 1)));
+  REQUIRE(optimizer.load_state_dict(state).ok());
+  LRScheduler scheduler(optimizer, linear_lr(2 * kLargest));
+  for (int64_t step = kLargest; step < kLargest + 4; ++step) {
+    weight.mutable_grad() = torch::ones({2});
+    optimizer.step_unless(torch::ones({}));  // skipped
+    optimizer.step();
+    scheduler.step();
+    CHECK(optimizer.known_step_count() == step);
+    CHECK(optimizer.lr() == 0.1 * linear_lr(2 * kLargest)->factor(step));
+    CHECK(std::get<int64_t>(optimizer.state_dict().at("step")) == step);
+  }
 }
 
 }  // namespace

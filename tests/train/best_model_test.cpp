@@ -219,3 +219,10 @@ TEST_CASE("A folder that cannot be written to and a damaged file are errors with
   BestModel nowhere = open(temp / "nowhere");
   CHECK(exit_code(nowhere.offer(1, 0.5, Number(1))) == ExitCode::kStorage);
 }
+
+TEST_CASE("BestModel refuses a metric called step, the key of the step in its file", "[train][best_model]") {
+  const TempDir temp;
+  const absl::Status status = BestModel::open(make_folder(temp), "", {.metric = "step"}).status();
+  CHECK(exit_code(status) == ExitCode::kUsage);
+  CHECK_THAT(error_text(status), Catch::Contains("must not be 'step'"));
+}

@@ -70,3 +70,16 @@ TEST_CASE("Labels out of range and mismatched shapes are refused", "[train][conf
   CHECK(confusion.counts().sum().item<int64_t>() == 0);
   CHECK_THROWS_AS(confusion.add(ConfusionMatrix(2)), c10::ValueError);
 }
+
+TEST_CASE("A class out of range is an error that names it, except in a row without a class",
+          "[train][confusion_matrix]") {
+  ConfusionMatrix confusion(5);
+  const auto classes = [](std::vector<int64_t> values) { return at::tensor(values, at::kLong); };
+  CHECK_THROWS_WITH(confusion.add(classes({0, 5}), classes({0, 0})),
+                    Catch::Contains("true class 5 of row 1 is out of range for 5 classes"));
+  CHECK_THROWS_WITH(confusion.add(classes({0, 1}), classes({7, 0})),
+                    Catch::Contains("predicted class 7 of row 0 is out of range for 5 classes"));
+  CHECK_THROWS_AS(confusion.add(classes({1}), classes({-1})), c10::IndexError);
+  confusion.add(classes({-1}), classes({9}));
+  CHECK(confusion.counts().sum().item<int64_t>() == 0);
+}

@@ -92,3 +92,22 @@ TEST_CASE("A long evaluation prints a line every ten seconds, a short one none",
   for (int64_t batch = 1; batch <= 100; ++batch) quick(batch, 100);
   CHECK(logger.lines.empty());
 }
+
+TEST_CASE("evaluate refuses two metrics of the same name", "[train][evaluate]") {
+  for (const int64_t replicas : {1, 2}) {
+    for (const auto& names : {std::pair("loss", "f1"), {"f1", "f1"}}) {
+      CAPTURE(replicas, names.first);
+      auto devices = DeviceReplicator::create([] { return TinyNet(); }, {.cpu_replicas = replicas}).value();
+      auto loader = Prefetcher::create(tiny_dataset(10), SequentialSampler(10), {.batch_size = 4}).value();
+      const LossFunction loss = make_loss_function([&](TinyNet& model, const Batch& batch) {
+        LossOutput output(tiny_loss(model, batch));
+        output.metrics = {{names.first, torch::ones({})}, {names.second, torch::zeros({})}};
+        return output;
+      });
+      const absl::Status status = evaluate(*devices, *loader, loss).status();
+      CHECK(exit_code(status) == ExitCode::kData);
+      CHECK_THAT(error_text(status), Catch::Contains("two metrics have the same name"));
+      CHECK(devices->module()->is_training());
+    }
+  }
+}

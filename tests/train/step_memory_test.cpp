@@ -177,6 +177,29 @@ TEST_CASE("A GPU prediction records cross-entropy as logits and their gradient, 
   CHECK(peak() > 4 * kLogits);  // LibTorch's own cross-entropy
 }
 
+TEST_CASE("A plan with any number of micro-batches equals the recording: with images, as a CUDA graph, on ranks") {
+  StepRecipe recipe = perceptron_recipe();
+  recipe.dataset = std::make_shared<TensorDataset>(std::vector<std::pair<std::string, at::Tensor>>{
+      {"x", torch::randn({10, 8, 32})}, {"y", torch::zeros({10}, at::kLong)}});
+  recipe.loss = make_loss_function([](torch::nn::Sequential& model, const Batch& batch) {
+    return cross_entropy(model->forward(batch["x"].mean(2)), batch["y"]);
+  });
+  StepRecipe graph = recipe, ranks = recipe;
+  graph.for_gpu = graph.captures_graph = true;
+  ranks.keeps_gradients = true;
+  for (const StepRecipe& some : {recipe, graph, ranks}) {
+    const auto record = [&](int64_t rows, int64_t steps) { return record_step_memory(some, rows, steps); };
+    auto planner = BatchSizePlanner::create(record, {}).value();
+    for (const int64_t steps : {1, 2, 4, 16}) {
+      CAPTURE(some.captures_graph, some.keeps_gradients, steps);
+      const MemoryBytes counted = record(64, steps).value().without(MemoryClass::kWorkspace).peak();
+      const MemoryBytes predicted = planner.describe(64, steps).value().memory.peak;
+      CHECK(static_cast<double>(predicted.total()) == Approx(static_cast<double>(counted.total())).epsilon(0.01));
+      CHECK(predicted[MemoryClass::kBatch] == counted[MemoryClass::kBatch]);
+    }
+  }
+}
+
 TEST_CASE("A step's memory is classified: weights, gradients, optimizer state, batches, cache") {
   StepRecipe recipe = tiny_recipe();
   int64_t bytes = 0;

@@ -21,13 +21,14 @@ class Ladder {
   void add_choice(const StepRecipe::Choice& choice) {
     StepRecipe other = recipe_;
     choice.second(other);
-    const int64_t micro_batches = memory_.plan.grad_accum_steps > 1 ? 2 : 1;
-    const auto estimate = MemoryEstimate::create(
-        [&](int64_t rows) { return record_step_memory(other, rows, micro_batches); }, kMostRecordedRows);
-    if (!estimate.ok()) return;
-    const MemoryPrediction predicted = estimate->predict(memory_.plan.batch_size);
-    if (predicted.peak.total() < memory_.plan.memory.peak.total())
-      add(choice.first, predicted);  // otherwise it does not help
+    const auto record = [&](int64_t rows, int64_t micro_batches) {
+      return record_step_memory(other, rows, micro_batches);
+    };
+    auto planner = BatchSizePlanner::create(record, memory_.options, kMostRecordedRows);
+    if (!planner.ok()) return;
+    const auto plan = planner->describe(memory_.plan.batch_size, memory_.plan.grad_accum_steps);
+    if (plan.ok() && plan->memory.peak.total() < memory_.plan.memory.peak.total())
+      add(choice.first, plan->memory);  // otherwise it does not help
   }
 
   std::string take() { return std::move(text_); }

@@ -192,10 +192,10 @@ absl::StatusOr<MemoryPlan> plan_recipe(const RunOptions& run, const StepRecipe& 
     return memory;
   }
   memory.plan = *std::move(plan);
-  TRAINKIT_ASSIGN_OR_RETURN(const MemoryEstimate* estimate, planner.estimate(memory.plan.grad_accum_steps > 1));
-  memory.largest = largest_of(estimate->trace(memory.plan.batch_size));
-  memory.check_error = estimate->check_error();
-  memory.check_batch_size = estimate->check_batch_size();
+  TRAINKIT_ASSIGN_OR_RETURN(const MemoryEstimate estimate, planner.estimate(memory.plan.grad_accum_steps));
+  memory.largest = largest_of(estimate.trace(memory.plan.batch_size));
+  memory.check_error = estimate.check_error();
+  memory.check_batch_size = estimate.check_batch_size();
   const bool tries = run.measure || (chooses && run.gpu_memory.empty() && !placement.device().is_cpu());
   if (tries) TRAINKIT_RETURN_IF_ERROR(try_plan(*shared, placement.device(), chooses, planner, memory));
   memory.ladder = [planner = std::move(planner), shared, memory] {

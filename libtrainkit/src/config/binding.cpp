@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <limits>
 
@@ -246,6 +247,30 @@ std::string yaml(const std::vector<T>& value, const OptionSpec& spec) {
   return text + "]";
 }
 
+/// See Binding::default_problem().
+std::string default_problem(double value) {
+  return std::isfinite(value) ? "" : fmt::format("must be finite, got {}", value);
+}
+std::string default_problem(Seconds value) { return default_problem(value.count()); }
+template <class T>
+std::string default_problem(const T&) {
+  return {};
+}
+template <class T>
+std::string default_problem(const std::optional<T>& value) {
+  return value ? default_problem(*value) : "";
+}
+template <class T>
+std::string default_problem(const std::vector<T>& values) {
+  for (const T& value : values) {
+    if constexpr (std::is_same_v<T, std::string>) {
+      if (value.empty()) return "must not contain an empty string";
+    }
+    if (std::string problem = default_problem(value); !problem.empty()) return problem;
+  }
+  return {};
+}
+
 template <class T>
 struct Element {
   using Type = T;
@@ -295,6 +320,8 @@ class VariableBinding : public Binding {
                                                            : "TEXT";
     return Element<T>::kList ? one + " [" + one + " ...]" : one;
   }
+
+  std::string default_problem() const override { return detail::default_problem(*variable_); }
 
   bool is_bool() const override { return std::is_same_v<typename Element<T>::Type, bool>; }
   bool is_list() const override { return Element<T>::kList; }

@@ -21,6 +21,8 @@ class Binding {
   virtual std::string to_text() const = 0;
   /// Returns the placeholder of the value in --help, for example "N".
   virtual std::string metavar(const OptionSpec& spec) const = 0;
+  /// Returns why to_yaml() could not write the default so that it can be read again; empty if it can.
+  virtual std::string default_problem() const { return {}; }
   virtual bool is_bool() const { return false; }
   virtual bool is_list() const { return false; }
 };

@@ -137,6 +137,8 @@ ConfigParser::~ConfigParser() = default;
 void ConfigParser::add_option(std::string name, std::shared_ptr<detail::Binding> binding, OptionSpec spec) {
   TORCH_CHECK(!state_->parsed, "add ", name, " before parse()");
   auto option = std::make_unique<Option>(Option{.name = name, .spec = std::move(spec), .binding = std::move(binding)});
+  const std::string problem = option->binding->default_problem();
+  TORCH_CHECK_VALUE(problem.empty(), "option ", name, ": the default ", problem);
   option->default_yaml = option->binding->to_yaml(option->spec);
   std::vector<std::string> names = option->spec.aliases;
   names.insert(names.begin(), name);

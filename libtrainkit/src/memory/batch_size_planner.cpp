@@ -70,7 +70,22 @@ absl::StatusOr<MemoryEstimate> MemoryEstimate::create(const Record& record, int6
 }
 
 MemoryTrace MemoryEstimate::trace(int64_t batch_size) const {
-  return trace_->at(batch_size).without(MemoryClass::kWorkspace);
+  return with_kept(trace_->at(batch_size).without(MemoryClass::kWorkspace), batch_size);
+}
+
+// Kept micro-batches are never freed, so they are part of every later moment of the step, the peak included. Their
+// blocks follow all others here and are allocated first.
+MemoryTrace MemoryEstimate::with_kept(MemoryTrace trace, int64_t batch_size) const {
+  std::vector<int32_t> events;
+  for (size_t kind = 0; kind < kMemoryClasses; ++kind) {
+    const int64_t bytes = kept_ == 0 ? 0 : kept_bytes_.by_class[kind] * batch_size / kept_rows_;
+    for (int64_t i = 0; i < kept_ && bytes > 0; ++i) {
+      trace.blocks.push_back({.bytes = bytes, .kind = static_cast<MemoryClass>(kind)});
+      events.push_back(static_cast<int32_t>(trace.blocks.size()));
+    }
+  }
+  trace.events.insert(trace.events.begin(), events.begin(), events.end());
+  return trace;
 }
 
 MemoryPrediction MemoryEstimate::predict(int64_t batch_size) const {
@@ -106,7 +121,8 @@ absl::StatusOr<BatchSizePlanner> BatchSizePlanner::create(Record record, const B
   return BatchSizePlanner(std::move(record), options, max_recorded_batch_size);
 }
 
-absl::StatusOr<const MemoryEstimate*> BatchSizePlanner::estimate(bool accumulates) {
+absl::StatusOr<MemoryEstimate> BatchSizePlanner::estimate(int64_t grad_accum_steps) {
+  const bool accumulates = grad_accum_steps > 1;
   std::optional<MemoryEstimate>& estimate = estimates_[accumulates ? 1 : 0];
   if (!estimate) {
     const int64_t micro_batches = accumulates ? 2 : 1;
@@ -114,7 +130,19 @@ absl::StatusOr<const MemoryEstimate*> BatchSizePlanner::estimate(bool accumulate
         estimate,
         MemoryEstimate::create([&](int64_t rows) { return record_(rows, micro_batches); }, max_recorded_batch_size_));
   }
-  return &*estimate;
+  if (grad_accum_steps <= 2) return *estimate;
+  if (estimate->kept_rows_ == 0) {
+    const int64_t rows = estimate->check_batch_size_ / 4;  // the least that was recorded
+    TRAINKIT_ASSIGN_OR_RETURN(const MemoryTrace three, record_(rows, 3));
+    const MemoryBytes more = three.without(MemoryClass::kWorkspace).live(), less = estimate->trace(rows).live();
+    for (size_t kind = 0; kind < kMemoryClasses; ++kind) {
+      estimate->kept_bytes_.by_class[kind] = std::max<int64_t>(0, more.by_class[kind] - less.by_class[kind]);
+    }
+    estimate->kept_rows_ = rows;
+  }
+  MemoryEstimate longer = *estimate;
+  longer.kept_ = grad_accum_steps - 2;
+  return longer;
 }
 
 bool BatchSizePlanner::fits(const MemoryEstimate& estimate, int64_t batch_size) const {
@@ -124,30 +152,33 @@ bool BatchSizePlanner::fits(const MemoryEstimate& estimate, int64_t batch_size) 
 }
 
 absl::StatusOr<BatchSizePlan> BatchSizePlanner::describe(int64_t batch_size, int64_t grad_accum_steps) {
-  TRAINKIT_ASSIGN_OR_RETURN(const MemoryEstimate* estimate, this->estimate(grad_accum_steps > 1));
+  TRAINKIT_ASSIGN_OR_RETURN(const MemoryEstimate estimate, this->estimate(grad_accum_steps));
   BatchSizePlan plan{.batch_size = batch_size,
                      .devices = options_.devices,
                      .grad_accum_steps = grad_accum_steps,
-                     .memory = estimate->predict(batch_size),
-                     .fits = fits(*estimate, batch_size)};
+                     .memory = estimate.predict(batch_size),
+                     .fits = fits(estimate, batch_size)};
   if (options_.global_batch_size > 0) plan.lost_rows = options_.global_batch_size - plan.global_batch_size();
   return plan;
 }
 
 absl::StatusOr<BatchSizePlan> BatchSizePlanner::plan() {
   if (options_.global_batch_size == 0) {
-    TRAINKIT_ASSIGN_OR_RETURN(const MemoryEstimate* any, estimate(options_.grad_accum_steps > 1));
+    TRAINKIT_ASSIGN_OR_RETURN(const MemoryEstimate any, estimate(options_.grad_accum_steps));
     int64_t rows = 1;
-    while (2 * rows <= options_.max_batch_size && fits(*any, 2 * rows)) rows *= 2;
+    while (2 * rows <= options_.max_batch_size && fits(any, 2 * rows)) rows *= 2;
     return describe(rows, options_.grad_accum_steps);
   }
-  TRAINKIT_ASSIGN_OR_RETURN(const MemoryEstimate* whole, estimate(/*accumulates=*/false));
+  TRAINKIT_ASSIGN_OR_RETURN(const MemoryEstimate whole, estimate(1));
   const int64_t share = share_batch(options_.global_batch_size, options_.devices).per_device;
-  if (share <= options_.max_batch_size && fits(*whole, share)) return describe(share, 1);
+  if (share <= options_.max_batch_size && fits(whole, share)) return describe(share, 1);
   if (share == 1) return describe(1, 1);
-  TRAINKIT_ASSIGN_OR_RETURN(const MemoryEstimate* part, estimate(/*accumulates=*/true));
   int64_t rows = std::min(share / 2, options_.max_batch_size);
-  while (rows > 1 && (share % rows != 0 || !fits(*part, rows))) --rows;
+  for (; rows > 1; --rows) {
+    if (share % rows != 0) continue;
+    TRAINKIT_ASSIGN_OR_RETURN(const MemoryEstimate part, estimate(share / rows));
+    if (fits(part, rows)) break;
+  }
   return describe(rows, share / rows);
 }
 

@@ -8,6 +8,7 @@
 
 #include <mutex>
 #include <optional>
+#include <unordered_set>
 #include <utility>
 
 #include "distributed/replica_random.h"
@@ -116,6 +117,9 @@ struct Replay : torch::CustomClassHolder {
 // the Reducer and autograd::grad see one gradient per parameter. A backward() inside backward() would accumulate into
 // .grad directly and bypass them; this is why parameters must be passed explicitly.
 //
+// Each parameter is passed once: autograd::grad returns its whole gradient for each of its occurrences, and autograd
+// would add them up.
+//
 // Generators are restored after recomputation: otherwise later random numbers would depend on checkpointing.
 
 struct CheckpointFunction : Function<CheckpointFunction> {
@@ -159,11 +163,20 @@ struct CheckpointFunction : Function<CheckpointFunction> {
   }
 };
 
+/// Removes undefined and repeated tensors. See Note [Recomputation in backward].
+void keep_each_once(std::vector<at::Tensor>& parameters) {
+  std::unordered_set<const void*> seen;
+  std::erase_if(parameters, [&](const at::Tensor& parameter) {
+    return !parameter.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second;
+  });
+}
+
 }  // namespace
 
 at::Tensor checkpoint(std::function<at::Tensor(const at::Tensor&)> function, const at::Tensor& input,
                       std::vector<at::Tensor> parameters, ActivationCheckpointOptions options) {
   if (!at::GradMode::is_enabled()) return function(input);
+  keep_each_once(parameters);
   auto replay = c10::make_intrusive<Replay>(std::move(function), input.device(), options.preserve_rng_state);
   return CheckpointFunction::apply(replay, input, at::TensorList(parameters));
 }

@@ -99,7 +99,8 @@ Folded folded(const at::Tensor& input, const at::Tensor& weight, at::IntArrayRef
 }
 
 bool is_product(const ImageShape& shape) {
-  return shape.size == std::array<int64_t, 3>{1, 1, 1} && shape.kernel == shape.size;
+  return shape.size == std::array<int64_t, 3>{1, 1, 1} && shape.kernel == shape.size &&
+         shape.padding == std::array<int64_t, 3>{0, 0, 0};
 }
 
 bool has_direct(const Folded& conv) {

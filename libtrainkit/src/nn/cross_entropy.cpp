@@ -120,6 +120,10 @@ bool has_fast_path(const at::Tensor& logits, const at::Tensor& target) {
          detail::is_row_target(target, logits.size(0)) && logits.numel() > 0;
 }
 
+bool is_autocast_enabled_on(const at::Tensor& x) {
+  return (x.is_cpu() || x.is_cuda()) && at::autocast::is_autocast_enabled(x.device().type());
+}
+
 }  // namespace
 
 namespace detail {
@@ -163,8 +167,8 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, int
   TORCH_CHECK_VALUE(label_smoothing >= 0 && label_smoothing <= 1, "label_smoothing must be in [0, 1], got ",
                     label_smoothing);
   if (weight.defined() || label_smoothing > 0) {
-    const bool widens =
-        logits.is_cpu() && logits.scalar_type() == at::kBFloat16 && at::autocast::is_autocast_enabled(at::kCPU);
+    // Under autocast the loss is computed in float32: the class weights must not be rounded to 16 bits before.
+    const bool widens = at::isReducedFloatingType(logits.scalar_type()) && is_autocast_enabled_on(logits);
     const at::Tensor scores = widens ? logits.to(at::kFloat) : logits;
     std::optional<at::Tensor> class_weight;
     if (weight.defined()) class_weight = weight.to(scores.scalar_type());

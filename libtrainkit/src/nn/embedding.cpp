@@ -52,7 +52,7 @@ bool has_gpu_embedding(const at::Tensor& ids, const at::Tensor& weight) {
 
 }  // namespace
 
-at::Tensor embedding(const at::Tensor& ids, const at::Tensor& weight) {
+at::Tensor embedding_lookup(const at::Tensor& ids, const at::Tensor& weight) {
   return has_gpu_embedding(ids, weight) ? EmbeddingFunction::apply(ids, weight) : at::embedding(weight, ids);
 }
 

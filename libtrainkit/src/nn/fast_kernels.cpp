@@ -61,9 +61,12 @@ at::Tensor& mm_out(const at::Tensor& a, const at::Tensor& b, at::Tensor& out) {
   return out;
 }
 
+/// mkldnn_matmul ignores beta if alpha is 0, and LibTorch does not read `self` if beta is 0.
+bool is_zero(const at::Scalar& factor) { return factor.toDouble() == 0; }
+
 at::Tensor& addmm_out(const at::Tensor& self, const at::Tensor& a, const at::Tensor& b, const at::Scalar& beta,
                       const at::Scalar& alpha, at::Tensor& out) {
-  if (!self.is_same(out) || !supports_out(out, a, b) || beta.toDouble() == 0) {
+  if (!self.is_same(out) || !supports_out(out, a, b) || is_zero(beta) || is_zero(alpha)) {
     return at::cpu::addmm_out(out, self, a, b, beta, alpha);
   }
   at::native::mkldnn_matmul(a, b, out, beta.to<float>(), alpha.to<float>());
@@ -72,7 +75,7 @@ at::Tensor& addmm_out(const at::Tensor& self, const at::Tensor& a, const at::Ten
 
 at::Tensor addmm(const at::Tensor& self, const at::Tensor& a, const at::Tensor& b, const at::Scalar& beta,
                  const at::Scalar& alpha) {
-  if (!supports(a, b) || self.scalar_type() != at::kFloat || beta.toDouble() == 0) {
+  if (!supports(a, b) || self.scalar_type() != at::kFloat || is_zero(beta) || is_zero(alpha)) {
     return at::cpu::addmm(self, a, b, beta, alpha);
   }
   at::Tensor out = at::empty({a.size(0), b.size(1)}, a.options());

@@ -282,9 +282,9 @@ at::Tensor GPT2ModelImpl::forward(const at::Tensor& input_ids, const at::Tensor&
                     "attention_mask must have the shape of input_ids, ", input_ids.sizes(), ", got ",
                     attention_mask.sizes());
   const at::Tensor places =
-      position_ids.defined() ? trainkit::embedding(position_ids, wpe_->weight) : wpe_->weight.narrow(0, 0, time);
+      position_ids.defined() ? trainkit::embedding_lookup(position_ids, wpe_->weight) : wpe_->weight.narrow(0, 0, time);
   const at::Tensor x =
-      detail::dropout(trainkit::embedding(input_ids, wte_->weight) + places, config_.embd_pdrop, is_training());
+      detail::dropout(trainkit::embedding_lookup(input_ids, wte_->weight) + places, config_.embd_pdrop, is_training());
   const GPT2Mask mask = attention_mask.defined() ? causal_and(attention_mask) : GPT2Mask();
   return ln_f_->forward(run_blocks(x, mask));
 }

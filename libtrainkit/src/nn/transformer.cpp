@@ -330,7 +330,7 @@ at::Tensor TransformerImpl::position_rows(const at::Tensor& ids, int64_t first) 
 
 /// Adds the embeddings of tokens and positions, (B, T, C) or (T, C).
 at::Tensor TransformerImpl::embed(const at::Tensor& ids, const at::Tensor& positions) {
-  const at::Tensor x = trainkit::embedding(ids, wte_->weight) + positions;
+  const at::Tensor x = trainkit::embedding_lookup(ids, wte_->weight) + positions;
   return detail::dropout(x, config_.dropout, is_training());
 }
 
@@ -352,7 +352,7 @@ at::Tensor TransformerImpl::hidden_states(const at::Tensor& ids, const at::Tenso
                     document_positions.sizes());
   position_rows(ids, 0);  // checks the length
   const auto documents = std::make_shared<const PackedDocuments>(document_positions.contiguous());
-  return run_blocks(embed(ids, trainkit::embedding(document_positions, wpe_->weight)), documents);
+  return run_blocks(embed(ids, trainkit::embedding_lookup(document_positions, wpe_->weight)), documents);
 }
 
 at::Tensor TransformerImpl::forward(const at::Tensor& ids, const at::Tensor& document_positions) {

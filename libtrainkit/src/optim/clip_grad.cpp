@@ -5,6 +5,7 @@
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <cmath>
@@ -16,7 +17,7 @@ namespace trainkit {
 namespace detail {
 
 static at::Tensor norm_of(const std::vector<at::Tensor>& gradients, const at::Tensor& step_count) {
-  if (gradients.empty()) return at::zeros_like(step_count);
+  if (gradients.empty()) return step_count.defined() ? at::zeros_like(step_count) : at::zeros({});
   if (has_list_kernels(gradients)) return norm_by_kernel(gradients);
   return at::linalg_vector_norm(at::stack(at::_foreach_norm(gradients, 2)), 2);
 }

@@ -172,7 +172,9 @@ absl::StatusOr<std::shared_ptr<const LRSchedule>> create_schedule(const Schedule
   problems.require(options.warmup_steps >= 0, "warmup_steps", ">= 0", options.warmup_steps)
       .require(!needs_length || steps >= (options.name == "one_cycle" ? 2 : 1),
                "total_steps (" + std::to_string(options.total_steps) + ") must exceed warmup_steps (" +
-                   std::to_string(options.warmup_steps) + ")");
+                   std::to_string(options.warmup_steps) + ")")
+      .require(options.name != "step" || options.period_steps != 0 || steps >= 1,
+               "step needs period_steps, or total_steps above warmup_steps");
   if (!problems.empty()) return error("scheduler", problems.text(), options.name, "");
   const auto period = [&](int64_t share) {
     return options.period_steps != 0 ? options.period_steps : std::max<int64_t>(1, steps / share);

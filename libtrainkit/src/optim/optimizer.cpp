@@ -67,7 +67,8 @@ const at::Tensor& gradient_of(const at::Tensor& param) { return param.unsafeGetT
 // Step counts. steps_ is one float32 tensor: element 0 is the optimizer's count, followed by one count per parameter. A
 // step adds advance_all_, or advance_present_ if some parameters have no gradient. With found_inf = 1 the device
 // subtracts the same increment again (advance_steps), so that a skipped step leaves every count unchanged. Parameters
-// on the CPU need no device-side decision: unless `capturable` is set, the host reads found_inf and returns early.
+// on the CPU need no device-side decision: unless `capturable` is set, the host reads found_inf and returns early. The
+// host counts in int64 as long as it knows the count; float32 stays at 2^24.
 //
 // Memory. add_param_group allocates everything before it changes a member, and a step allocates no tensor memory after
 // its first change. An out-of-memory error therefore leaves either the old state or the new one, never a mixture. The
@@ -234,6 +235,7 @@ void Optimizer::apply_step(const std::optional<at::Tensor>& found_inf) {
   if (found_inf && !on_cpu) count_on_device();
   if (found_inf && !on_device_ && *found_inf->const_data_ptr<float>() != 0) {  // on the CPU: the host's own memory
     ++max_step_count_;
+    ++skipped_step_count_;
     return;
   }
   const bool all_present = collect_gradients();
@@ -352,7 +354,7 @@ std::vector<at::Tensor> Optimizer::gradients() const {
 std::optional<int64_t> Optimizer::known_step_count() const {
   if (on_device_) return std::nullopt;
   if (!steps_.defined()) return 0;
-  return steps_.is_cpu() ? static_cast<int64_t>(*step_count_.const_data_ptr<float>()) : max_step_count_;
+  return max_step_count_ - skipped_step_count_;
 }
 
 }  // namespace trainkit

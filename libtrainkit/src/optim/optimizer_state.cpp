@@ -63,7 +63,11 @@ absl::Status check_entry(const std::string& name, const StateValue& saved, const
 
 StateDict Optimizer::state_dict() const {
   StateDict state{{"type", std::string(type())}, {"lr", lr_}, {"step", int64_t{0}}};
-  if (step_count_.defined()) state["step"] = step_count_.item<int64_t>();
+  if (const auto known = known_step_count()) {
+    state["step"] = *known;
+  } else if (step_count_.defined()) {
+    state["step"] = step_count_.item<int64_t>();
+  }
   // hyperparameters() is not const because it returns pointers; they are only read here.
   for (const auto& [name, value] : const_cast<Optimizer*>(this)->hyperparameters()) state[name] = *value;
   for (size_t i = 0; i < groups_.size(); ++i) {
@@ -121,6 +125,7 @@ absl::Status Optimizer::load_state_dict(const StateDict& state) {
     }
   }
   max_step_count_ = std::get<int64_t>(state.find("step")->second);
+  skipped_step_count_ = 0;
   if (step_count_.defined()) step_count_.fill_(max_step_count_);
   for (size_t i = 0; i < groups_.size(); ++i) {
     groups_[i].lr_multiple = std::get<double>(state.find(group_key(i, "lr_multiple"))->second);

@@ -93,6 +93,13 @@ absl::StatusOr<bool> BestModel::load_if_known(const std::string& path, int64_t r
 
 absl::StatusOr<BestModel> BestModel::open(const std::string& output_dir, const std::string& resume,
                                           const BestModelOptions& options) {
+  if (options.metric == "step") {
+    return to_status({.exit_code = ExitCode::kUsage,
+                      .id = "train.options",
+                      .field = "BestModelOptions",
+                      .problem = "metric must not be 'step', the key of the step in the file's metadata"},
+                     absl::StatusCode::kInvalidArgument);
+  }
   BestModel best(output_dir, options);
   if (!options.writes) return best;
   if (resume.empty()) {

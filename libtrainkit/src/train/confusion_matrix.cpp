@@ -11,6 +11,23 @@
 
 namespace trainkit {
 
+namespace {
+
+/// Throws c10::IndexError for a class out of range. For tensors on the CPU; elsewhere the host would have to wait.
+void check_classes(const at::Tensor& truth, const at::Tensor& predicted, int64_t num_classes) {
+  const auto true_classes = truth.accessor<int64_t, 1>(), predicted_classes = predicted.accessor<int64_t, 1>();
+  for (int64_t row = 0; row < truth.size(0); ++row) {
+    const int64_t right = true_classes[row], found = predicted_classes[row];
+    if (right < 0) continue;
+    TORCH_CHECK_INDEX(right < num_classes, "ConfusionMatrix: true class ", right, " of row ", row,
+                      " is out of range for ", num_classes, " classes");
+    TORCH_CHECK_INDEX(found >= 0 && found < num_classes, "ConfusionMatrix: predicted class ", found, " of row ", row,
+                      " is out of range for ", num_classes, " classes");
+  }
+}
+
+}  // namespace
+
 ConfusionMatrix::ConfusionMatrix(int64_t num_classes, at::Device device) : num_classes_(num_classes) {
   TORCH_CHECK_VALUE(num_classes >= 1, "num_classes must be >= 1, got ", num_classes);
   cells_ = at::zeros({num_classes * num_classes + 1}, at::TensorOptions(at::kLong).device(device));
@@ -23,6 +40,7 @@ void ConfusionMatrix::add(const at::Tensor& truth, const at::Tensor& predicted) 
   const c10::NoGradGuard no_grad;
   const at::Tensor row = truth.to(cells_.device(), /*non_blocking=*/true);
   const at::Tensor column = predicted.to(cells_.device(), /*non_blocking=*/true);
+  if (truth.is_cpu() && predicted.is_cpu()) check_classes(truth, predicted, num_classes_);
   // An out-of-range class would be counted in the cell of another pair. It gets an index that no cell has instead, so
   // scatter_add_ reports it.
   const int64_t beyond = cells_.numel();

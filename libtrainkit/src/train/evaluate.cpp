@@ -94,9 +94,23 @@ class Sums {
     return absl::OkStatus();
   }
 
+  /// Refuses a second metric of the same name: Metrics could hold only one of them.
+  void check_new(const std::string& name) const {
+    for (const auto& [known, sum] : sums_) {
+      if (known != name) continue;
+      throw absl::BadStatusOrAccess(to_status({.exit_code = ExitCode::kData,
+                                               .id = "data.metrics",
+                                               .problem = "two metrics have the same name",
+                                               .got = name,
+                                               .expected = "different names, none of them 'loss'"}));
+    }
+  }
+
   void add_one(size_t at, const std::string& name, const at::Tensor& value, double weight) {
-    if (sums_.size() == at)
+    if (sums_.size() == at) {
+      check_new(name);
       sums_.emplace_back(name, at::zeros({}, value.options().dtype(at::kDouble).requires_grad(false)));
+    }
     TORCH_CHECK(at < sums_.size() && sums_[at].first == name, "metric '", name, "' is not returned for every batch");
     if (weight > 0) sums_[at].second.add_(value.to(sums_[at].second.options()), weight);
   }

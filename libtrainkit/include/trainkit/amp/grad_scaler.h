@@ -120,7 +120,8 @@ class GradScaler {
   void step(ScaledOptimizer& optimizer);
 
   /// Updates the scale: lowers it after a skipped step, and raises it after growth_interval steps without one. If
-  /// `new_scale` is given, sets the scale to it.
+  /// `new_scale` is given, sets the scale to it, or to the nearer one of min_scale and max_scale if it is outside.
+  /// Throws c10::ValueError unless it is finite and positive.
   void update(std::optional<double> new_scale = std::nullopt);
 
   /// Discards the iteration as if scale() had not been called. For a step that is abandoned and retried.

@@ -143,7 +143,8 @@ class ConfigParser {
   ConfigParser(const ConfigParser&) = delete;
   ConfigParser& operator=(const ConfigParser&) = delete;
 
-  /// Adds option `name` (snake_case), bound to `*variable`.
+  /// Adds option `name` (snake_case), bound to `*variable`. Throws c10::ValueError for a default that a configuration
+  /// file cannot hold: infinity, NaN, a list with an empty string.
   template <OptionType T>
   void add(std::string name, T* variable, OptionSpec spec = {}) {
     add_option(std::move(name), detail::make_binding(variable), std::move(spec));

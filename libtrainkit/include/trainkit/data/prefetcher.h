@@ -138,8 +138,8 @@ class Prefetcher {
   ///   kDataLoss          a row could not be read (on_error = kFail), or more than max_bad_samples rows are bad. The
   ///                      message names the row and the cause. The rest of the batch is lost; next() may be called
   ///                      again.
-  ///   kOutOfRange        the sampler returned an index outside [0, dataset().size()): data.index, whatever on_error
-  ///   is. kDeadlineExceeded  no batch was ready within `timeout`. The message names the worker, the row and the time
+  ///   kOutOfRange        the sampler returned an index outside [0, dataset().size()), with any on_error
+  ///   kDeadlineExceeded  no batch was ready within `timeout`. The message names the worker, the row and the time
   ///                      since its read began.
   absl::StatusOr<std::optional<Batch>> next();
 

@@ -27,8 +27,8 @@ class CsvFile {
   /// Opens and parses a file. Errors have exit code 4: those of MappedFile::open, and data.csv with the line for these
   /// faults:
   ///   an empty file, or one without rows; gzip, UTF-16, invalid UTF-8, a NUL byte
-  ///   a quote inside an unquoted field; a quote that is never closed; a carriage return outside quotes without a line
-  ///   feed a row whose number of fields differs from the header; a row over max_row_bytes; duplicate column names
+  ///   a quote inside an unquoted field; a quote that is never closed; a carriage return alone outside quotes
+  ///   a row whose number of fields differs from the header; a row over max_row_bytes; duplicate column names
   /// data.damaged if the file became shorter during the read.
   static absl::StatusOr<CsvFile> open(const std::string& path, const CsvOptions& options = {});
 

@@ -78,8 +78,16 @@ class MemoryEstimate {
   int64_t check_batch_size() const { return check_batch_size_; }
 
  private:
+  friend class BatchSizePlanner;
   explicit MemoryEstimate(std::shared_ptr<const ScalableTrace> trace) : trace_(std::move(trace)) {}
+  /// Adds the micro-batches that a step with accumulation keeps and the recordings lack.
+  MemoryTrace with_kept(MemoryTrace trace, int64_t batch_size) const;
+
   std::shared_ptr<const ScalableTrace> trace_;
+  /// Number of these micro-batches, and the bytes of one with `kept_rows_` rows.
+  int64_t kept_ = 0;
+  MemoryBytes kept_bytes_;
+  int64_t kept_rows_ = 0;  // 0 until it is recorded
   double check_error_ = 0;
   int64_t check_batch_size_ = 0;
 };
@@ -136,12 +144,14 @@ class BatchSizePlanner {
   /// `attempt` succeeds (measure_batch_size), with `fits` false if there is none. Returns other errors of `attempt`.
   using Attempt = std::function<absl::Status(int64_t batch_size, int64_t micro_batches)>;
   absl::StatusOr<BatchSizePlan> confirm(BatchSizePlan plan, const Attempt& attempt);
-  /// Predicts the memory for `batch_size` rows per micro-batch, with or without accumulation.
+  /// Predicts the memory for `batch_size` rows per micro-batch and any number of accumulation steps.
   absl::StatusOr<BatchSizePlan> describe(int64_t batch_size, int64_t grad_accum_steps);
 
   const BatchSizePlannerOptions& options() const { return options_; }
-  /// The estimate used for plans with one micro-batch per step, or with several.
-  absl::StatusOr<const MemoryEstimate*> estimate(bool accumulates);
+  /// The estimate used for plans with this number of micro-batches per step. Steps of one and of two micro-batches are
+  /// recorded. From three on, each further one adds the memory of a kept micro-batch: the difference between recordings
+  /// of three and of two.
+  absl::StatusOr<MemoryEstimate> estimate(int64_t grad_accum_steps);
 
  private:
   BatchSizePlanner(Record record, const BatchSizePlannerOptions& options, int64_t max_recorded_batch_size)
@@ -156,7 +166,8 @@ class BatchSizePlanner {
 
 /// Finds the largest batch size at which `attempt` succeeds: doubles from 1 until kResourceExhausted, then bisects, up
 /// to `max_batch_size`. `attempt` must leave no state behind and must release its memory. Any other error ends the
-/// search and is returned. Returns kResourceExhausted if not even one row succeeds.
+/// search and is returned. Returns kResourceExhausted if not even one row succeeds. Throws c10::ValueError if
+/// max_batch_size is less than 1.
 absl::StatusOr<int64_t> measure_batch_size(const std::function<absl::Status(int64_t batch_size)>& attempt,
                                            int64_t max_batch_size);
 

@@ -72,7 +72,7 @@ absl::Status save_lora(const torch::nn::Module& model, const LoRAConfig& config,
 ///
 /// @return the configuration. Errors have exit code 5: those of parse_lora_config and WeightFile; a target that the
 /// model lacks; missing or surplus tensors, or tensors of a different shape (weights.match). The model is then
-/// unchanged.
+/// unchanged. Throws c10::Error if the model already has adapters.
 absl::StatusOr<LoRAConfig> load_lora(torch::nn::Module& model, const std::string& folder, const Fs& fs = Fs::posix());
 
 }  // namespace trainkit

@@ -40,7 +40,8 @@ class MelSpectrogramImpl : public torch::nn::Module {
   /// Throws c10::ValueError, which names the option that is out of range.
   explicit MelSpectrogramImpl(const MelSpectrogramOptions& options = {});
 
-  /// Maps (..., samples) float32, with more than n_fft / 2 samples, to (..., n_mels, samples / hop_length + 1).
+  /// Maps (..., samples) float32, with more than n_fft / 2 samples, to (..., n_mels, columns). columns is
+  /// samples / hop_length + 1, and (samples - 1) / hop_length + 1 if n_fft is odd.
   at::Tensor forward(const at::Tensor& samples);
 
   /// Options with the defaults filled in.

@@ -40,9 +40,17 @@ struct OnnxModel {
 ///                              .inputs = {{"images", at::zeros({1, 3, 224, 224})}},
 ///                              .forward = [&](const auto& in) { return std::vector{net->forward(in[0])}; }});
 ///
-/// Calls `forward` twice with repeated rows and records LibTorch's operations. Supported: convolutions, linear layers,
-/// batch and layer normalisation, pooling, activations, softmax, embeddings, the short-time Fourier transform, and
-/// arithmetic, reductions and changes of shape. The shapes must not depend on values. Blocks.
+/// Calls `forward` twice with repeated rows and records LibTorch's operations. The shapes must not depend on values.
+/// Blocks. Supported:
+/// - layers: conv1d, conv2d, conv3d (not transposed), linear, embedding, batch_norm, layer_norm, dropout, softmax,
+///   log_softmax, stft;
+/// - pooling: max_pool1d, max_pool2d, max_pool3d; adaptive_avg_pool2d, adaptive_avg_pool3d (to size 1);
+/// - products: matmul, mm, bmm, addmm;
+/// - functions: relu, gelu, sigmoid, tanh, exp, log, sqrt, rsqrt, square, pow, abs, neg, erf, clamp;
+/// - arithmetic: add, sub, mul, div, maximum, minimum, where, masked_fill, logical_not;
+/// - reductions: mean, sum, var;
+/// - shapes: view, reshape, flatten, unflatten, squeeze, unsqueeze, expand, permute, transpose, select, slice, narrow,
+///   chunk, split, cat, stack, index_select.
 ///
 /// Errors (exit code 2, onnx.operator; nothing is written): the first operation that cannot be expressed, by name; a
 /// computation outside of LibTorch's operations that depends on the inputs. Exit code 6 if the disk fails.

@@ -83,7 +83,7 @@ std::shared_ptr<const LRSchedule> warmup_lr(int64_t warmup_steps, std::shared_pt
 struct ScheduleOptions {
   /// constant, linear, cosine, cosine_restarts, step or one_cycle. (For plateau, pass PlateauOptions to LRScheduler.)
   std::string name = "constant";
-  /// Length of the run in steps, including warm-up. Not needed for constant and step.
+  /// Length of the run in steps, including warm-up. Not needed for constant, nor for step with period_steps.
   int64_t total_steps = 0;
   int64_t warmup_steps = 0;
   /// End value of linear, cosine and cosine_restarts: the lowest learning rate divided by the highest.

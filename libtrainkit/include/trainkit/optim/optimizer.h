@@ -114,10 +114,10 @@ class Optimizer : public ScaledOptimizer {
   std::vector<at::Tensor> gradients() const final;
 
   /// Number of applied steps, without those that a GradScaler skipped: float32 scalar on the parameters' device. The
-  /// tensor stays the same until the next add_param_group.
+  /// tensor stays the same until the next add_param_group. As PyTorch's, it counts to 16,777,216 and stays there.
   const at::Tensor& step_count() const { return step_count_; }
-  /// Same number, if the host knows it without reading from the device; nullopt after a step with a GradScaler on a
-  /// GPU.
+  /// Same number without that limit, if the host knows it without reading from the device; nullopt after a step with a
+  /// GradScaler on a GPU.
   std::optional<int64_t> known_step_count() const;
   /// Upper bound of step_count() that the host always knows: the number of steps called, including skipped ones.
   int64_t max_step_count() const { return max_step_count_; }
@@ -216,6 +216,7 @@ class Optimizer : public ScaledOptimizer {
   bool capturable_;
   bool on_device_;
   int64_t max_step_count_ = 0;
+  int64_t skipped_step_count_ = 0;  // of max_step_count_, by the host
   int64_t version_ = 0;
   std::vector<ParamGroup> groups_;
   std::vector<Bucket> buckets_;
@@ -236,7 +237,8 @@ class Optimizer : public ScaledOptimizer {
 /// over all of them. The device decides; the host reads nothing.
 ///
 /// @param max_norm If it is not positive, or infinite, the norm is computed and the gradients stay unchanged.
-/// @return The norm before clipping: scalar on the gradients' device (0 if no parameter has a gradient).
+/// @return The norm before clipping: scalar on the gradients' device (0 if no parameter has a gradient, or
+/// without parameters).
 /// Throws c10::Error for gradients of a scaled loss: call scaler.unscale_(optimizer) first.
 /// Source: torch.nn.utils.clip_grad_norm_ (PyTorch 2.11), foreach. LibTorch's C++ function copies the norm to the host.
 at::Tensor clip_grad_norm_(Optimizer& optimizer, double max_norm);

@@ -149,7 +149,7 @@ absl::Status load_default_generator_state(const StateDict& state);
 // ---- Keeps the weights of the best evaluation in a file of the run folder.
 
 struct BestModelOptions {
-  /// Metric that decides, also its key in the file's metadata.
+  /// Metric that decides, also its key in the file's metadata. "step" is not allowed.
   std::string metric = "loss";
   bool higher_is_better = false;
   /// True on the rank that writes the files, the first one. Other ranks save and restore nothing.
@@ -181,7 +181,8 @@ class BestModel {
   /// step up to the checkpoint, nothing is known until the next evaluation; this happens only if the checkpoint is not
   /// the last one of its run.
   ///
-  /// Errors: those of resolve_checkpoint (exit code 5), of a file that cannot be read (5), moved or removed (6).
+  /// Errors: a metric called "step" (exit code 2); those of resolve_checkpoint (5), of a file that cannot be read (5),
+  /// moved or removed (6).
   static absl::StatusOr<BestModel> open(const std::string& output_dir, const std::string& resume,
                                         const BestModelOptions& options);
 

@@ -70,7 +70,7 @@ class ConfusionMatrix {
   explicit ConfusionMatrix(int64_t num_classes, at::Device device = at::kCPU);
 
   /// Counts n rows: two tensors (n) int64, on any device, with classes below num_classes. Rows with a negative true
-  /// class are ignored. A class that is too large throws c10::Error on the CPU; on CUDA a later call reports it.
+  /// class are ignored. A class out of range throws c10::IndexError on the CPU; on CUDA a later call reports it.
   void add(const at::Tensor& truth, const at::Tensor& predicted);
 
   /// Adds the counts of another matrix.
