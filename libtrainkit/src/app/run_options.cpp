@@ -304,4 +304,10 @@ absl::Status prepare_output_dir(const ConfigParser& parser, const RunOptions& op
   return absl::OkStatus();
 }
 
+absl::Status remove_earlier_run(const RunOptions& options) {
+  if (!options.overwrite || options.dry_run) return absl::OkStatus();
+  TRAINKIT_ASSIGN_OR_RETURN(detail::EarlierRun earlier, detail::EarlierRun::move_away(options.output_dir));
+  return earlier.remove();
+}
+
 }  // namespace trainkit

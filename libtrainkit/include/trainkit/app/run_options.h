@@ -212,4 +212,8 @@ int resolve_num_workers(const RunOptions& options, const DevicePlan& plan,
 /// Other folders are used as they are. kStorage if the path is a file, cannot be created or is not writable.
 absl::Status prepare_output_dir(const ConfigParser& parser, const RunOptions& options);
 
+/// With --overwrite removes the files of the earlier run, by name, and nothing else. Call it when nothing but training
+/// is left to do, so that a new run that cannot start loses nothing; run_app does. Errors: kStorage.
+absl::Status remove_earlier_run(const RunOptions& options);
+
 }  // namespace trainkit
