@@ -143,7 +143,11 @@ absl::StatusOr<int> predict_clips(TrainedRun& run, const EmotionOptions& options
   TRAINKIT_ASSIGN_OR_RETURN(const auto paths, find_clips(run.words));
   ClipList list{.csv = "the command line", .folder = ".", .labels = labels, .clips = {}};
   for (const std::string& path : paths) list.clips.push_back({.path = path});
+  constexpr double kShortestWindow = 0.04;  // a frame of a video with 25 frames per second
   const bool windows = asked.window > 0;
+  if (windows && asked.window < kShortestWindow) {
+    return run.parser.invalid("window", "too short", fmt::format("0, or at least {} s", kShortestWindow));
+  }
   const ClipDatasetOptions reading = dataset_options(options);
   std::vector<PredictedRow> rows = rows_of(list, reading, asked.window);
   const auto clips = std::make_shared<const ClipDataset>(list, reading);
@@ -217,29 +221,29 @@ absl::StatusOr<std::vector<std::string>> find_clips(const std::vector<std::strin
 
 AppCommand predict_command(App& app, const EmotionOptions& options) {
   const auto asked = std::make_shared<PredictOptions>();
-  return command_on_run(app,
-                        {.name = "predict",
-                         .summary = "Recognises the emotion of clips with a trained run.",
-                         .words = "RUN CLIP|FOLDER ...",
-                         .examples = {"trainkit-emotion predict runs/emotion a.mp4 b.mp4",
-                                      "trainkit-emotion predict runs/emotion clips --out probabilities.csv",
-                                      "trainkit-emotion predict runs/emotion talk.mp4 --window 2 --out talk.csv"},
-                         .flags = {"out", "window"},
-                         .add_flags =
-                             [asked](ConfigParser& parser) {
-                               parser.add("out", &asked->out,
-                                          {.help = "Write the probabilities of all labels to this csv file.",
-                                           .path = PathKind::kOutput,
-                                           .metavar = "FILE",
-                                           .flag_only = true});
-                               parser.add("window", &asked->window,
-                                          {.help = "Predict for each window of this many seconds; 0: once per clip.",
-                                           .min = 0,
-                                           .max = 600,
-                                           .metavar = "SECONDS",
-                                           .flag_only = true});
-                             },
-                         .body = [&options, asked](TrainedRun& run) { return predict_clips(run, options, *asked); }});
+  return command_on_run(
+      app, {.name = "predict",
+            .summary = "Recognises the emotion of clips with a trained run.",
+            .words = "RUN CLIP|FOLDER ...",
+            .examples = {"trainkit-emotion predict runs/emotion a.mp4 b.mp4",
+                         "trainkit-emotion predict runs/emotion clips --out probabilities.csv",
+                         "trainkit-emotion predict runs/emotion talk.mp4 --window 2 --out talk.csv"},
+            .flags = {"out", "window"},
+            .add_flags =
+                [asked](ConfigParser& parser) {
+                  parser.add("out", &asked->out,
+                             {.help = "Write the probabilities of all labels to this csv file.",
+                              .path = PathKind::kOutput,
+                              .metavar = "FILE",
+                              .flag_only = true});
+                  parser.add("window", &asked->window,
+                             {.help = "Predict for each window of this many seconds, at least 0.04; 0: once per clip.",
+                              .min = 0,
+                              .max = 600,
+                              .metavar = "SECONDS",
+                              .flag_only = true});
+                },
+            .body = [&options, asked](TrainedRun& run) { return predict_clips(run, options, *asked); }});
 }
 
 }  // namespace trainkit::emotion

@@ -157,6 +157,13 @@ absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& 
     TRAINKIT_RETURN_IF_ERROR(placement.group->all_reduce(result.probabilities, "gathering the predictions"));
   }
   result.scores = classification_scores(result.counts);
+  if (result.scores.rows == 0) {
+    const std::string cause = result.bad_samples.empty() ? "" : ": " + result.bad_samples.front().cause;
+    return to_status({.exit_code = ExitCode::kData,
+                      .id = "data.empty",
+                      .where = session.test()->list().csv,
+                      .problem = "none of the test clips can be read" + cause});
+  }
   const std::vector<int64_t> trained = session.train()->list().counts();
   const auto most = std::max_element(trained.begin(), trained.end()) - trained.begin();
   const auto rows = static_cast<double>(std::max<int64_t>(result.scores.rows, 1));

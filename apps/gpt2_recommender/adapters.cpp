@@ -1,11 +1,22 @@
 #include "gpt2_recommender/adapters.h"
 
+#include <optional>
+
 #include "gpt2_recommender/gpt2_model.h"
+#include "trainkit/core/error.h"
 
 namespace trainkit::rec {
 
 LoRAConfig lora_config(const RecOptions& options) {
   return {.rank = options.lora_rank, .alpha = options.lora_alpha, .targets = options.lora_targets};
+}
+
+absl::Status add_adapters(torch::nn::Module& gpt2, const RecOptions& options) {
+  const absl::Status applied = apply_lora(gpt2, lora_config(options));
+  std::optional<Error> error = error_of(applied);
+  if (!error) return applied;
+  if (error->field == "targets") error->field = "--lora_targets";
+  return to_status(*error, applied.code());
 }
 
 absl::Status save_adapters(const Recommender& model, const RecOptions& options, const std::string& folder,

@@ -14,6 +14,9 @@ namespace trainkit::rec {
 /// Returns the adapter settings of --lora_rank, --lora_alpha and --lora_targets.
 LoRAConfig lora_config(const RecOptions& options);
 
+/// Adds the adapters to GPT-2 (apply_lora). Its errors name the flags.
+absl::Status add_adapters(torch::nn::Module& gpt2, const RecOptions& options);
+
 /// Writes the adapters of `model` to `<folder>/<name>` in peft's layout (save_lora). Does nothing without adapters.
 /// Errors: exit code 6.
 absl::Status save_adapters(const Recommender& model, const RecOptions& options, const std::string& folder,

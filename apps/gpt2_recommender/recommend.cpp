@@ -179,6 +179,7 @@ std::vector<AppCommand> recommend_commands(App& app, const RecOptions& options) 
                         .flag_only = true});
             add_top_n(parser, *asked);
           },
+      .one_device = true,
       .body = [&options, asked](TrainedRun& run) { return run_recommend(run, options, *asked); }};
   RunCommand similar{.name = "similar",
                      .summary = "Lists the items whose vectors are nearest to that of an item.",
@@ -190,6 +191,7 @@ std::vector<AppCommand> recommend_commands(App& app, const RecOptions& options) 
                                       {.help = "Ids of items.", .metavar = "ID [ID ...]", .flag_only = true});
                            add_top_n(parser, *asked);
                          },
+                     .one_device = true,
                      .body = [&options, asked](TrainedRun& run) { return run_similar(run, options, *asked); }};
   return {command_on_run(app, std::move(recommend)), command_on_run(app, std::move(similar))};
 }

@@ -51,7 +51,7 @@ absl::StatusOr<GPT2Model> make_gpt2(const RecOptions& options, const Metadata& m
     }
   }
   if (options.lora_rank > 0) {
-    TRAINKIT_RETURN_IF_ERROR(apply_lora(*gpt2, lora_config(options)));
+    TRAINKIT_RETURN_IF_ERROR(add_adapters(*gpt2, options));
   }
   return gpt2;
 }

@@ -152,8 +152,11 @@ absl::Status bad_option(const std::string& flag, const std::string& problem, con
 
 const KnownScene* find_known_scene(std::string_view name) {
   const auto& scenes = known_scenes();
-  const auto at = std::find_if(scenes.begin(), scenes.end(),
-                               [&](const auto& s) { return normalised_name(s.name) == normalised_name(name); });
+  const std::string wanted = normalised_name(name);
+  const auto is_wanted = [&](std::string_view known) { return normalised_name(known) == wanted; };
+  const auto at = std::find_if(scenes.begin(), scenes.end(), [&](const KnownScene& scene) {
+    return is_wanted(scene.name) || std::any_of(scene.cube_files.begin(), scene.cube_files.end(), is_wanted);
+  });
   return at == scenes.end() ? nullptr : &*at;
 }
 

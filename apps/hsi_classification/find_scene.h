@@ -35,7 +35,7 @@ absl::Status check_file_kind(const std::string& flag, const std::string& path);
 /// name (or wavelengths, wl, lambda) in a `.mat`. Empty if the file has none.
 absl::StatusOr<std::vector<double>> read_wavelengths(const std::string& cube, int64_t bands);
 
-/// Finds a known scene by name, ignoring case and punctuation; nullptr if there is none.
+/// Finds a known scene by its name or that of its file, ignoring case and punctuation; nullptr if there is none.
 const KnownScene* find_known_scene(std::string_view name);
 
 /// Makes an error (data.scene, exit code 4) about `field` of the file or scene `where`.

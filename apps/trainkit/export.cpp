@@ -36,13 +36,15 @@ absl::StatusOr<Format> format_of(const std::string& path, const std::string& giv
                     .expected = ".safetensors, .pt, .pth, .bin or .onnx"});
 }
 
-absl::StatusOr<NamedTensors> read(const std::string& source, std::string prefix) {
-  std::string path = source;
-  if (std::filesystem::is_directory(source) || source.ends_with("/latest")) {
-    TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(source, "."));
-    TRAINKIT_RETURN_IF_ERROR(verify_checkpoint(checkpoint));
-    path = checkpoint.path() + "/model.safetensors";
-  }
+/// Returns the weight file that `source` is or contains.
+absl::StatusOr<std::string> find_weight_file(const std::string& source) {
+  if (!std::filesystem::is_directory(source) && !source.ends_with("/latest")) return source;
+  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(source, "."));
+  TRAINKIT_RETURN_IF_ERROR(verify_checkpoint(checkpoint));
+  return checkpoint.path() + "/model.safetensors";
+}
+
+absl::StatusOr<NamedTensors> read(const std::string& path, std::string prefix) {
   TRAINKIT_ASSIGN_OR_RETURN(const WeightFile file, WeightFile::open(path));
   if (prefix.empty()) {
     TRAINKIT_ASSIGN_OR_RETURN(prefix, file.state_dict_prefix());
@@ -143,7 +145,12 @@ absl::StatusOr<int> export_command(const Arguments& given) {
     if (!out.ends_with(".onnx")) return usage_error(out, "OUT", "is no name of an ONNX file", "OUT.onnx");
     return export_to_onnx(parser, words[0], out, overwrite);
   }
-  TRAINKIT_ASSIGN_OR_RETURN(const NamedTensors tensors, read(words[0], prefix));
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string source, find_weight_file(words[0]));
+  std::error_code absent;
+  if (std::filesystem::equivalent(source, out, absent)) {
+    return usage_error(out, "OUT", "is the file to export, whose metadata would be lost", "another file");
+  }
+  TRAINKIT_ASSIGN_OR_RETURN(const NamedTensors tensors, read(source, prefix));
   TRAINKIT_RETURN_IF_ERROR(format == Format::kTorch ? save_torch_file(Fs::posix(), out, tensors)
                                                     : save_safetensors(Fs::posix(), out, tensors, {{"format", "pt"}}));
   print(fmt::format("wrote {} tensors to {}\n", tensors.size(), escape_text(out, 4096)));

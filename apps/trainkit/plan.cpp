@@ -97,9 +97,14 @@ std::string take_preset(std::vector<std::string>& words) {
   return {};
 }
 
+/// Whether `words` have the flag `name`, also spelled with '-', as --no-NAME or as --NAME=VALUE.
 bool has_flag(const std::vector<std::string>& words, const std::string& name) {
-  return std::any_of(words.begin(), words.end(),
-                     [&](const std::string& word) { return word == name || word.starts_with(name + "="); });
+  return std::any_of(words.begin(), words.end(), [&](const std::string& word) {
+    if (!word.starts_with("--")) return false;
+    std::string flag = word.substr(2, word.find('=') - 2);
+    std::replace(flag.begin(), flag.end(), '-', '_');
+    return flag == name || flag == "no_" + name;
+  });
 }
 
 /// Adds flags for the recommender without data: the users and items of MovieLens 1M and GPT-2 small, as in the
@@ -113,9 +118,10 @@ void add_guide_sizes(PlanFlags& flags, int64_t device_bytes, const std::vector<s
   const MemoryPreset& preset = named != presets.end()  ? *named
                                : !flags.preset.empty() ? presets.front()  // gpt2_small, the reference guide's example
                                                        : preset_for_memory(device_bytes);
-  if (!has_flag(further, "--data_dir")) words.insert(words.end(), {"--plan_data", "6040x3706x1000209"});
+  if (!has_flag(further, "data_dir") && !has_flag(further, "plan_data"))
+    words.insert(words.end(), {"--plan_data", "6040x3706x1000209"});
   // One process plans; --plan_devices has the number of devices.
-  if (!has_flag(further, "--parallel")) words.insert(words.end(), {"--parallel", "1"});
+  if (!has_flag(further, "parallel")) words.insert(words.end(), {"--parallel", "1"});
   if (!flags.preset.empty()) {
     if (!flags.devices) flags.devices = preset.devices;
     return;
@@ -123,14 +129,14 @@ void add_guide_sizes(PlanFlags& flags, int64_t device_bytes, const std::vector<s
   flags.preset = "gpt2_small";
   if (!flags.devices) flags.devices = preset.devices;
   if (!flags.global_batch_size) flags.global_batch_size = preset.global_batch_size;
-  if (!preset.use_cache && !has_flag(further, "--use_cache")) words.emplace_back("--no-use_cache");
+  if (!preset.use_cache && !has_flag(further, "use_cache")) words.emplace_back("--no-use_cache");
 }
 
 /// Adds flags for emotion recognition without data: MELD's training clips on three RTX 4090, as in the reference guide.
 void add_emotion_sizes(PlanFlags& flags, const std::vector<std::string>& further, std::vector<std::string>& words) {
   constexpr int64_t kGuideDevices = 3;
   const bool has_data =
-      has_flag(further, "--data_dir") || has_flag(further, "--train_csv") || has_flag(further, "--plan_data");
+      has_flag(further, "data_dir") || has_flag(further, "train_csv") || has_flag(further, "plan_data");
   if (!has_data) words.insert(words.end(), {"--plan_data", "9989"});
   if (!flags.devices) flags.devices = kGuideDevices;
   if (flags.gpu.empty()) flags.gpu = "rtx4090";
@@ -139,7 +145,7 @@ void add_emotion_sizes(PlanFlags& flags, const std::vector<std::string>& further
 
 /// Adds the scene of the reference guide, Indian Pines, for hyperspectral classification without data.
 void add_hsi_sizes(PlanFlags& flags, const std::vector<std::string>& further, std::vector<std::string>& words) {
-  for (const char* flag : {"--data_dir", "--data-dir", "--cube", "--plan_data", "--plan-data", "--scene"}) {
+  for (const char* flag : {"data_dir", "cube", "plan_data", "scene"}) {
     if (has_flag(further, flag)) return;
   }
   words.insert(words.end(), {"--plan_data", "145x145x200x16x10249"});
@@ -150,7 +156,7 @@ void add_hsi_sizes(PlanFlags& flags, const std::vector<std::string>& further, st
 absl::StatusOr<std::vector<std::string>> trainer_flags(const ConfigParser& parser, PlanFlags& flags,
                                                        const std::vector<std::string>& further) {
   std::vector<std::string> words = {"--dry_run", "--json"};
-  if (!has_flag(further, "--batch_size")) words.insert(words.end(), {"--batch_size", "auto"});
+  if (!has_flag(further, "batch_size")) words.insert(words.end(), {"--batch_size", "auto"});
   int64_t device_bytes = 0;
   const bool recommender = flags.app == "gpt2rec";
   if (flags.app == "emotion") add_emotion_sizes(flags, further, words);
@@ -163,6 +169,9 @@ absl::StatusOr<std::vector<std::string>> trainer_flags(const ConfigParser& parse
   if (!flags.gpu_memory.empty()) {
     device_bytes = parse_size(flags.gpu_memory).value_or(0);
     if (device_bytes < 1) return parser.invalid("gpu_memory", "not a size", "such as 24GiB, 24GB, 512MiB");
+    if (device_bytes < kLeastGpuMemory) {
+      return parser.invalid("gpu_memory", "too small for a GPU", "at least 64MiB", "give a unit, such as 24GiB");
+    }
     words.insert(words.end(), {"--gpu_memory", flags.gpu_memory});
   }
   if (recommender) add_guide_sizes(flags, device_bytes, further, words);
@@ -185,11 +194,19 @@ absl::Status failed(const PlanFlags& flags, const Ended& ended, const Json& answ
                       .problem = "printed no plan: " + answer.at("plan").at("unavailable").get<std::string>()});
   }
   const size_t begin = std::min(ended.errors.find("error["), ended.errors.size());
-  const std::string line = ended.errors.substr(begin, ended.errors.find('\n', begin) - begin);
+  const size_t end = std::min(ended.errors.find('\n', begin), ended.errors.size());
+  const std::string line = ended.errors.substr(begin, end - begin);
+  constexpr std::string_view kHint = "\n  hint: ";
+  std::string hint;
+  if (ended.errors.compare(end, kHint.size(), kHint) == 0) {
+    const size_t from = end + kHint.size();
+    hint = ended.errors.substr(from, ended.errors.find('\n', from) - from);
+  }
   return to_status({.exit_code = static_cast<ExitCode>(ended.code),
                     .id = "plan.trainer",
                     .where = "trainkit-" + flags.app,
-                    .problem = line.empty() ? "printed no plan" : line});
+                    .problem = line.empty() ? "printed no plan" : line,
+                    .hint = hint});
 }
 
 std::string time_line(const Json& plan) {

@@ -3,6 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
+#include <fstream>
+
 #include "trainkit/command.h"
 #include "trainkit/config/config.h"
 #include "trainkit/core/error.h"
@@ -14,6 +17,21 @@
 
 namespace trainkit::tool {
 namespace {
+
+/// Refuses to replace a file that does not begin with `begin`, as reports do: a file of a run.
+absl::Status check_replaced(const std::string& flag, const std::string& path, std::string_view begin) {
+  std::error_code error;
+  if (path.empty() || !std::filesystem::is_regular_file(path, error)) return absl::OkStatus();
+  std::string found(begin.size(), '\0');
+  std::ifstream(path, std::ios::binary).read(found.data(), static_cast<std::streamsize>(found.size()));
+  if (found == begin || std::filesystem::file_size(path, error) == 0) return absl::OkStatus();
+  return to_status({.exit_code = ExitCode::kUsage,
+                    .id = "cli.value",
+                    .where = flag,
+                    .problem = "the file exists and is not a report",
+                    .got = path,
+                    .expected = "a new file, or an earlier report"});
+}
 
 absl::Status write_output(const std::string& path, const std::string& text) {
   TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), path, text));
@@ -49,6 +67,8 @@ absl::StatusOr<int> report_command(const Arguments& given) {
   TRAINKIT_ASSIGN_OR_RETURN(const std::vector<std::string> folders, take_all_words(arguments, "RUN"));
   TRAINKIT_ASSIGN_OR_RETURN(const bool wanted, parse_or_print(parser, arguments));
   if (!wanted || folders.empty()) return 0;
+  TRAINKIT_RETURN_IF_ERROR(check_replaced("--out", out, "<!doctype html>"));
+  TRAINKIT_RETURN_IF_ERROR(check_replaced("--csv", csv, "run,"));
   TRAINKIT_ASSIGN_OR_RETURN(const std::vector<std::string> runs, runs_of(folders));
   TRAINKIT_ASSIGN_OR_RETURN(const std::string page, trainkit::detail::render_report(runs));
   if (out.empty()) out = runs.size() == 1 ? runs[0] + "/report.html" : "report.html";

@@ -40,6 +40,7 @@ void add_step_flags(ConfigParser& parser, ScaleFlags& flags) {
              {.help = "Size of all gradients in MB (1e6 bytes): 4 x parameters in fp32.",
               .group = step,
               .min = 0,
+              .max = 1e7,
               .metavar = "MB"});
   parser.add("grad_accum_steps", &flags.grad_accum_steps,
              {.help = "Micro-batches per optimizer step; only the last one reduces gradients, except with --shard "
@@ -52,7 +53,7 @@ void add_step_flags(ConfigParser& parser, ScaleFlags& flags) {
               .group = step,
               .path = PathKind::kInput});
   parser.add("bucket_mb", &flags.bucket_mb,
-             {.help = "Largest bucket of gradients in MB.", .group = step, .above = 0, .metavar = "MB"});
+             {.help = "Largest bucket of gradients in MB.", .group = step, .min = 1e-3, .max = 1e7, .metavar = "MB"});
   parser.add("update_share", &flags.update_share,
              {.help = "Share of the step outside forward and backward.", .group = step, .min = 0, .max = 0.99});
 }
@@ -138,6 +139,11 @@ absl::StatusOr<StepProfile> read_step(const ConfigParser& parser, ScaleFlags& fl
   if (flags.gradient_mb == 0)
     return parser.invalid("gradient_mb", "needed", "a number above 0",
                           "4 bytes per parameter: 25 M parameters need 100");
+  constexpr double kMostBuckets = 1e6;
+  if (flags.gradient_mb / flags.bucket_mb > kMostBuckets) {
+    return parser.invalid("bucket_mb", "divides the gradients into more than 1000000 buckets",
+                          fmt::format("at least {:g}", flags.gradient_mb / kMostBuckets));
+  }
   return make_step_profile(flags.step_seconds, std::llround(flags.gradient_mb * 1e6),
                            {.bucket_bytes = std::llround(flags.bucket_mb * 1e6),
                             .update_share = flags.update_share,

@@ -49,6 +49,7 @@ absl::StatusOr<Score> score_texts(const TrainedRun& run, const TransformerOption
   const bool shortens = run.parser.source("eval_max_rows").starts_with("--");
   const ValidationRows windows = validation_rows(texts, shortens ? options.eval_max_rows : 0);
   const int64_t vocab_size = corpus.tokenizer->vocab_size();
+  TRAINKIT_RETURN_IF_ERROR(validate(model_config(options, vocab_size)));
   TRAINKIT_ASSIGN_OR_RETURN(const Predictor predictor,
                             run.load([&] { return create_model(options, vocab_size); }, "windows"));
   const std::vector<int64_t> sizes = token_sizes(*corpus.tokenizer);

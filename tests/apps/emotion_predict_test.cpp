@@ -147,6 +147,7 @@ TEST_CASE("predict refuses bad input with one line and writes nothing", "[apps][
       {{"predict", good, place.dir / "broken.mp4", "--out", out}, 4, "broken.mp4: is not a video or audio file"},
       {{"predict", good, clips, "--out", out, "--window", "-1"}, 2, "--window"},
       {{"predict", good, clips, "--out", out, "--window", "x"}, 2, "--window"},
+      {{"predict", good, clips, "--out", out, "--window", "1e-9"}, 2, "--window: too short"},
       {{"predict", good, clips, "--out", place.dir / "absent" + "/out.csv"}, 6, "absent"}};
   for (const Case& bad : cases) {
     const Ended ended = run_emotion(place.dir, bad.words);

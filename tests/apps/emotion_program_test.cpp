@@ -85,6 +85,19 @@ TEST_CASE("Damaged and absent clips of all parts are replaced, listed once and e
   CHECK(strict.errors.find(".mp4") != std::string::npos);
 }
 
+TEST_CASE("A test without a readable clip is an error of the data", "[apps][emotion]") {
+  const EmotionPlace place;
+  for (const auto& clip : fs::directory_iterator(place.data + "/output_repeated_splits_test")) {
+    fs::resize_file(clip.path(), 0);
+  }
+  const Ended ended = run_emotion(place.dir, place.flags("run", {}, /*sound=*/true));
+  INFO(ended.errors << ended.output);
+  CHECK(ended.code == 4);
+  CHECK_THAT(ended.errors, Catch::Contains("error[data.empty]") &&
+                               Catch::Contains("test_sent_emo.csv: none of the test clips can be read: "));
+  CHECK_FALSE(fs::exists(place.dir / "run" + "/summary.json"));
+}
+
 TEST_CASE("Unreadable clips at the start of every table do not stop a run that replaces them", "[apps][emotion]") {
   const EmotionPlace place;
   for (int clip = 0; clip < 4; ++clip) {

@@ -60,6 +60,21 @@ TEST_CASE("--help of each program and command is one screen", "[apps][help]") {
   }
 }
 
+TEST_CASE("--help of a command describes its own flags and omits those that it refuses", "[apps][help]") {
+  const TempDir dir;
+  const auto help = [&](const std::string& program, std::vector<std::string> words) {
+    words.emplace_back("--help");
+    return run_to_end(program, words, dir.path().string()).output;
+  };
+  const std::string exported = help("trainkit-hsi", {"export"});
+  CHECK_THAT(exported, Catch::Contains("Replace OUT.onnx if it exists") && !Catch::Contains("earlier run"));
+  for (const char* command : {"recommend", "similar"}) {
+    CHECK_THAT(help("trainkit-gpt2rec", {command}),
+               Catch::Contains("--device ") && !Catch::Contains("--parallel") && !Catch::Contains("use_multi_gpu"));
+  }
+  CHECK_THAT(help("trainkit-hsi", {}), Catch::Contains("  benchmark ") && Catch::Contains("1, 2, ... "));
+}
+
 TEST_CASE("trainkit --help lists the commands, wrapped at the width of the terminal", "[apps][help]") {
   const TempDir dir;
   for (const size_t width : {60, 80}) {

@@ -122,6 +122,8 @@ TEST_CASE("Each known scene is found by its usual file names and keys", "[hsi][s
   CHECK(find_known_scene("salinas_a")->name == "Salinas-A");
   CHECK(find_known_scene("SALINAS")->name == "Salinas");
   CHECK(find_known_scene("paviauniversity")->name == "Pavia University");
+  for (const char* name : {"pavia_u", "PaviaU"}) CHECK(find_known_scene(name)->name == "Pavia University");
+  CHECK(find_known_scene("PaviaC")->name == "Pavia Centre");
   CHECK(find_known_scene("Salinas-B") == nullptr);
 }
 

@@ -117,6 +117,13 @@ TEST_CASE("plan ends as its trainer does", "[apps][plan]") {
   CHECK(plan(place, {"--app", "transformr"}).code == 2);
   CHECK(plan(place, {"--app", "transformer", "--gpu_memory", "2 apples"}).code == 2);
   CHECK(plan(place, {"--gpu_memory", "2GiB"}).code == 2);
+  const Ended bytes = plan(place, {"--app", "transformer", "--gpu_memory", "24"});
+  CHECK(bytes.code == 2);
+  CHECK_THAT(bytes.errors, Catch::Contains("error[cli.value] --gpu_memory: too small for a GPU (got '24', expected at "
+                                           "least 64MiB)\n  hint: give a unit, such as 24GiB"));
+  const Ended misspelled = plan(place, {"--app", "transformer"}, {"--n_layer", "2"});
+  CHECK_THAT(misspelled.errors,
+             Catch::Contains("error[cli.unknown] --n_layer") && Catch::Contains("\n  hint: did you mean --n_layers?"));
   const Ended small =
       plan(place, {"--app", "transformer", "--preset", "shakespeare_char_cpu", "--gpu_memory", "513MiB"});
   CHECK(small.code == 7);
@@ -166,6 +173,17 @@ TEST_CASE(
   const Json preset = Json::parse(plan({"--preset", "4_to_8gib", "--json", "--", "--n_layer", "1", "--n_embd", "48"}));
   CHECK(preset["devices"] == 4);
   CHECK(preset["global_batch_size"] == 1024);
+
+  // A flag of the trainer replaces the one that plan would add, however it is spelled.
+  const std::vector<std::string> tiny = {"--json", "--", "--n_layer", "1", "--n_embd", "48"};
+  const auto with = [&](std::vector<std::string> flags, const std::vector<std::string>& further) {
+    flags.insert(flags.end(), tiny.begin(), tiny.end());
+    flags.insert(flags.end(), further.begin(), further.end());
+    return Json::parse(plan(flags));
+  };
+  CHECK(with({}, {"--plan_data", "600x300x9000"})["rows"] < 9000);
+  CHECK(with({"--gpu_memory", "3GiB"}, {"--plan-data=600x300x9000", "--no-use_cache"})["devices"] == 2);
+  CHECK(with({"--gpu_memory", "3GiB"}, {"--plan-data=600x300x9000", "--use-cache"})["devices"] == 2);
 
   // Smaller, and on other data.
   const std::string table =

@@ -299,6 +299,9 @@ TEST_CASE("Errors of trainkit-gpt2rec have the exit code of their class and one 
       {2, "--use_cache", place.flags("a", {"--model", "gpt2", "--use_cache", "--no-freeze_gpt2"})},
       {2, "--use_cache", place.flags("a", {"--model", "gpt2", "--use_cache", "--lora_rank", "2"})},
       {2, "--n_head", place.flags("a", {"--model", "gpt2", "--n_head", "3", "--n_embd", "16"})},
+      {2, "--lora_targets: no layer is called 'foo'",
+       place.flags("a", {"--model", "gpt2", "--n_embd", "16", "--n_layer", "1", "--max_tokens", "24", "--lora_rank",
+                         "2", "--lora_targets", "foo", "--no-use_cache"})},
       {4, "encoder.json", place.flags("a", {"--model", "gpt2", "--vocab", place.dir / "ml-1m"})},
 
       {2, "--embed_dim", place.flags("a", {"--embed_dim", "0"})},

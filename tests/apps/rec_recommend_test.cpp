@@ -156,6 +156,7 @@ TEST_CASE("recommend and similar refuse bad input with one line and write nothin
   const std::vector<Case> cases = {
       {{"recommend", good}, 2, "--user, --all_users or --history: not given"},
       {{"recommend", good, "--user", "1", "--all_users", out}, 2, "given together"},
+      {{"recommend", good, "extra", "--user", "1"}, 2, "error[cli.word] extra: unexpected argument"},
       {{"recommend", good, "--user", "nobody"}, 2, "--user: an id that the run was not trained on (got 'nobody'"},
       {{"recommend", good, "--history", "nothing"}, 2, "--history: an id that the run was not trained on"},
       {{"recommend", place.dir / "absent", "--all_users", out}, 5, "no such folder"},

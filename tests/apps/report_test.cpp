@@ -99,6 +99,10 @@ TEST_CASE("trainkit report writes a page into the run's folder, or where --out s
   INFO(both.errors);
   REQUIRE(both.code == 0);
   CHECK_THAT(read_text(dir / "all.html"), Contains("2 runs"));
+  CHECK(run_tool(dir, {"report", run, "--out", dir / "all.html", "--csv", dir / "all.csv"}).code ==
+        0);  // replaces them
+  REQUIRE(run_tool(dir, {"report", dir.path().string(), "--out", dir / "all.html", "--csv", dir / "all.csv"}).code ==
+          0);
   CHECK_THAT(read_text(dir / "all.csv"), Contains("run,outcome,steps,") && Contains("\ndemo,") && Contains("\nother,"));
 }
 
@@ -121,6 +125,13 @@ TEST_CASE("trainkit report and watch reject what is no run, and bad flags") {
   check({"report", run, "--csv"}, 2, "error[cli.missing]");
   check({"report", run, "--out", dir / "no/such/file.html"}, 6, "no/such");
   check({"report", run, "--csv", dir / "no/such/file.csv"}, 6, "no/such");
+  const std::string records = read_text(run + "/metrics.jsonl");
+  REQUIRE(!records.empty());
+  for (const char* flag : {"--out", "--csv"}) {
+    check({"report", run, flag, run + "/metrics.jsonl"}, 2,
+          std::string("error[cli.value] ") + flag + ": the file exists and is not a report");
+  }
+  CHECK(read_text(run + "/metrics.jsonl") == records);
   for (const char* port : {"-1", "65536", "http", ""})
     check({"watch", run, "--port", port}, 2, "error[cli.value] --port");
   const Watch other(dir, run);

@@ -95,6 +95,11 @@ TEST_CASE("A missing input of scale is reported with an example") {
   fails(with_step({"--inside", "nvlnk4"}), "did you mean nvlink4?");
   fails(with_step({"--inside", "pcie4", "--measured", "two:3"}), "--measured");
   fails({"--run", "/no/such/run"}, "/no/such/run");
+  fails({"--step_seconds", "0.1", "--gradient_mb", "1e12"}, "error[cli.value] --gradient_mb: out of range");
+  fails({"--step_seconds", "0.1", "--gradient_mb", "1e13"}, "error[cli.value] --gradient_mb: out of range");
+  fails(with_step({"--bucket_mb", "1e-9"}), "error[cli.value] --bucket_mb: out of range");
+  fails({"--step_seconds", "0.1", "--gradient_mb", "1e5", "--bucket_mb", "0.01"},
+        "--bucket_mb: divides the gradients into more than 1000000 buckets (got '0.01', expected at least 0.1)");
 }
 
 TEST_CASE("A run on one device gives the step: rows divided by rate, and the bytes of its weights") {

@@ -118,6 +118,17 @@ TEST_CASE("--prompt_file continues the text of a file as --sample does", "[apps]
   CHECK(text == sample("--sample", "the "));
 }
 
+TEST_CASE("evaluate names no step for weights that do not store theirs", "[apps][evaluate]") {
+  const Place place;
+  train_text(place);
+  const std::string best = place.dir / "run" + "/best.safetensors", copy = place.dir / "copy.safetensors";
+  REQUIRE(run_to_end("trainkit", {"export", best, copy}, place.dir.path().string()).code == 0);
+  fs::rename(copy, best);
+  const Ended ended = run_text(place, {"evaluate", place.dir / "run", "--input", place.dir / "text.txt"});
+  CHECK(ended.code == 0);
+  CHECK_THAT(ended.errors, Catch::StartsWith("weights of an unknown step, the best in validation ("));
+}
+
 TEST_CASE("evaluate and --prompt_file refuse bad input with one line", "[apps][evaluate]") {
   const Place place;
   train_text(place);
@@ -144,6 +155,9 @@ TEST_CASE("evaluate and --prompt_file refuse bad input with one line", "[apps][e
       {{"evaluate", good, "--input", place.dir / "foreign.txt"}, 4, "foreign.txt@0x2: character outside"},
       {{"evaluate", good, "--input", place.dir / "binary.txt"}, 4, "binary.txt@0x1: a NUL byte"},
       {{"evaluate", good, "--input", text, "--hidden_dim", "8"}, 5, "best.safetensors"},
+      {{"evaluate", good, "--input", text, "--hidden_dim", "999"}, 2, "error[cli.value] n_heads must be a divisor"},
+      {{"evaluate", good, "more", "--input", text}, 2, "error[cli.word] more: unexpected argument (expected RUN)"},
+      {{"evaluate", good, "--config", good + "/config.yaml", "--input", text}, 2, "error[cli.unsupported] --config: "},
       {{"--output_dir", good, "--prompt_file", place.dir / "foreign.txt"}, 4, "foreign.txt@0x2: character outside"},
       {{"--output_dir", good, "--prompt_file", text, "--sample", "a"}, 2, "conflicts with --sample"}};
   for (const Case& bad : cases) {

@@ -252,17 +252,24 @@ TEST_CASE("config.yaml of a run gives the same run again", "[apps][transformer]"
 
 TEST_CASE("--print_config shows the warm-up that a short run uses", "[apps][transformer]") {
   const Place place;
+  std::string line;
   const auto warmup = [&](const std::vector<std::string>& more) {
     std::vector<std::string> flags = {"--print_config", "--device", "cpu"};
     flags.insert(flags.end(), more.begin(), more.end());
     const Ended ended = run(place, flags);
     REQUIRE(ended.code == 0);
-    return std::stoi(ended.output.substr(ended.output.find("\nwarmup_steps: ") + 15));
+    line = ended.output.substr(ended.output.find("\nwarmup_steps: ") + 1);
+    line.resize(line.find('\n'));
+    return std::stoi(line.substr(14));
   };
   CHECK(warmup({"--preset", "shakespeare_char_cpu", "--max_steps", "300"}) == 30);
+  CHECK_THAT(line, Catch::EndsWith("# preset shakespeare_char_cpu, shortened to a tenth of the run"));
   CHECK(warmup({"--max_steps", "300"}) == 30);
+  CHECK_THAT(line, Catch::EndsWith("# default, shortened to a tenth of the run"));
   CHECK(warmup({"--max_steps", "300", "--warmup_steps", "100"}) == 100);
+  CHECK_THAT(line, Catch::EndsWith("# --warmup_steps"));
   CHECK(warmup({"--preset", "shakespeare_char_cpu"}) == 100);
+  CHECK_THAT(line, Catch::EndsWith("# preset shakespeare_char_cpu"));
   REQUIRE(run(place, place.flags("run", {"--max_steps", "30"})).code == 0);
   CHECK_THAT(read_text(place.dir / "run/config.yaml"), Catch::Contains("\nwarmup_steps: 3 "));
   CHECK(warmup({"--max_steps", "30"}) == 3);
@@ -297,6 +304,7 @@ TEST_CASE("Errors have the exit code of their class and one line", "[apps][trans
       {2, "--lr: not a finite number", place.flags("i", {"--lr", "nan"})},
       {2, "error[cli.duplicate] --no-drop_last", place.flags("j", {"--drop_last", "--no-drop_last"})},
       {2, "error[cli.positional] more.txt", place.flags("k", {"more.txt"})},
+      {2, "--gpu_memory: too small for a GPU", place.flags("o", {"--dry_run", "--gpu_memory", "24"})},
       {2, "--gpu_memory: not a size", place.flags("o", {"--gpu_memory", "24 apples"})},
       {2, "--plan_devices: needs --dry_run", place.flags("p", {"--plan_devices", "2"})},
       {2, "--precision: fp16 needs a GPU", place.flags("l", {"--precision", "fp16"})},

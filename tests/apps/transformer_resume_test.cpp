@@ -1,5 +1,8 @@
 // trainkit-transformer interrupted at random moments: a few times, or hundreds of times with TRAINKIT_TEST_FULL (./dev
 // test --full).
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
 #include "continued.h"
 #include "interruptions.h"
 #include "test_util.h"
@@ -52,4 +55,23 @@ TEST_CASE(
                    .fixed = {"--hidden_dim", "32"},
                    .change_data = [&] { std::ofstream(place.dir / "text.txt") << demo_text(20'000, 2); }},
                   place.dir);
+}
+
+TEST_CASE("A finished run whose summary was lost gets the same metrics from its log", "[apps][transformer][resume]") {
+  const Place place;
+  const std::string folder = place.dir / "run", file = folder + "/summary.json";
+  REQUIRE(run(place, place.flags("run", {"--max_steps", "10", "--save_every", "5"})).code == 0);
+  const auto summary = nlohmann::json::parse(read_text(file));
+  REQUIRE(summary.at("final").at("train_loss").get<double>() > 0);
+  std::filesystem::remove(file);
+  const std::vector<std::string> resume = {"--output_dir", folder, "--resume", "latest"};
+  REQUIRE(run(place, resume).code == 0);
+  const auto again = nlohmann::json::parse(read_text(file));
+  for (const char* part : {"final", "best", "best_step", "steps", "epochs"}) CHECK(again.at(part) == summary.at(part));
+
+  // Without a record of the last step the loss of the training is unknown.
+  std::filesystem::remove(file);
+  std::ofstream(folder + "/metrics.jsonl") << "";
+  REQUIRE(run(place, resume).code == 0);
+  CHECK(nlohmann::json::parse(read_text(file)).at("final") == nlohmann::json::object());
 }

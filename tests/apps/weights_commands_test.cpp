@@ -5,6 +5,7 @@
 
 #include "program.h"
 #include "test_util.h"
+#include "trainkit/io/safetensors.h"
 #include "trainkit/io/weight_file.h"
 #include "trainkit/train/checkpoint.h"
 #include "trainkit/train/weights.h"
@@ -120,6 +121,21 @@ TEST_CASE("export refuses an ONNX file that it cannot write, by name") {
     CHECK_FALSE(std::filesystem::exists(dir / "a.onnx"));
     CHECK_FALSE(std::filesystem::exists(dir / "a.bin"));
   }
+}
+
+TEST_CASE("export refuses to replace the file that it reads") {
+  TempDir dir;
+  save_checkpoint(dir);
+  const std::string best = dir / "best.safetensors", model = dir / "run/checkpoints/step-00000007/model.safetensors";
+  REQUIRE(save_safetensors(Fs::posix(), best, kWeights, {{"step", "7"}}).ok());
+  for (const auto& [source, out] : {std::pair(best, best), {dir / "run", model}}) {
+    const Tool tool(dir, {"export", source, out, "--overwrite"});
+    INFO(tool.errors);
+    CHECK(tool.code == 2);
+    CHECK_THAT(tool.errors, Catch::Contains("error[cli.value] " + out + ": OUT: is the file to export"));
+  }
+  CHECK(SafetensorsFile::open(best)->metadata().at("step") == "7");
+  CHECK(Tool(dir, {"inspect", dir / "run"}).code == 0);
 }
 
 TEST_CASE("inspect and export report errors with their exit codes") {

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "logging/report.h"
+#include "logging/report_chart.h"
 #include "logging/report_parts.h"
 #include "reported_run.h"
 #include "test_util.h"
@@ -161,4 +162,31 @@ TEST_CASE("The time of a resumed run leaves out the time between its sessions", 
   CHECK(data.times().training == Approx(6));
   CHECK(data.times().saving == Approx(2));
   CHECK_THAT(page_of(dir / "run"), Contains("resumed from step 3") && Contains("session 2"));
+}
+
+TEST_CASE("The table of a chart has recorded points only, thinned with the first and the last", "[logging][report]") {
+  const auto rows_of = [](const std::vector<ChartPoint>& train, const std::vector<ChartPoint>& val) {
+    Chart chart{.title = "Loss", .x_label = "step"};
+    chart.x_format = ValueFormat::kStep;
+    chart.series = {{.name = "train", .points = train}, {.name = "val", .points = val}};
+    const std::string page = draw_chart(chart, 600);
+    std::vector<std::string> rows;
+    for (size_t at = 0; (at = page.find("<tr><th scope=\"row\">", at)) != page.npos;) {
+      const size_t end = page.find("</tr>", at);
+      rows.push_back(page.substr(at, end - at));
+      at = end;
+    }
+    return rows;
+  };
+  CHECK(rows_of({{10, 4}, {20, 3}, {30, 2}}, {{20, 5}, {25, 6}}) ==
+        std::vector<std::string>{
+            "<tr><th scope=\"row\">10</th><td>4</td><td></td>", "<tr><th scope=\"row\">20</th><td>3</td><td>5</td>",
+            "<tr><th scope=\"row\">25</th><td></td><td>6</td>", "<tr><th scope=\"row\">30</th><td>2</td><td></td>"});
+  std::vector<ChartPoint> many;
+  for (int i = 1; i <= 5000; ++i) many.push_back({10.0 * i, 1.0 / i});
+  const auto thinned = rows_of(many, {{50000, 7}});
+  CHECK(thinned.size() == 17);
+  CHECK(thinned.front() == "<tr><th scope=\"row\">10</th><td>1</td><td></td>");
+  CHECK_THAT(thinned.back(), Contains("50000</th>") && Contains("<td>2.00e-04</td><td>7</td>"));
+  CHECK(rows_of({{1, 2}}, {}) == std::vector<std::string>{"<tr><th scope=\"row\">1</th><td>2</td>"});
 }

@@ -175,6 +175,13 @@ TEST_CASE("With a global batch the largest divisor of each device's share that f
   CHECK(rounded.lost_rows == 2);
 }
 
+TEST_CASE("A given batch size above the global batch loses no rows") {
+  auto planner = BatchSizePlanner::create(plain_step, {.global_batch_size = 4});
+  REQUIRE(planner.ok());
+  CHECK(planner->describe(8, 1).value().lost_rows == 0);
+  CHECK(planner->describe(1, 3).value().lost_rows == 1);
+}
+
 TEST_CASE("The plan reports that not even one row fits") {
   const BatchSizePlan plan = plan_of({.device_bytes = 8 * kMiB, .global_batch_size = 64});
   CHECK(plan.batch_size == 1);

@@ -23,9 +23,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr const char* kSharedFlags[] = {"device",    "use_multi_gpu", "gpu_ids", "parallel",
-                                        "precision", "num_workers",   "threads"};
-
 /// Resets the settings of where the run trained: they say nothing about this machine.
 void forget_placement(const ConfigParser& parser, RunOptions& run) {
   const RunOptions defaults;
@@ -107,10 +104,7 @@ class RunCommandLine {
       return flag == "--help" || flag == "-h" || flag == "--version" || flag == "--completion";
     });
     if (!asks_text) {
-      if (words_.empty()) {
-        return bad_word("RUN", "not given", "the folder of a run",
-                        fmt::format("{} {} RUN: words come before flags", app_.info().name, command_.name));
-      }
+      TRAINKIT_RETURN_IF_ERROR(check_words(arguments));
       TRAINKIT_ASSIGN_OR_RETURN(weights_, find_weights(words_.front()));
       arguments.insert(arguments.begin(), {"--config", weights_.run + "/config.yaml"});
     }
@@ -134,6 +128,25 @@ class RunCommandLine {
   }
 
  private:
+  /// Checks the number of words, and that no flag replaces the settings of the run.
+  absl::Status check_words(const std::vector<std::string>& arguments) const {
+    const std::string usage = fmt::format("{} {} {}", app_.info().name, command_.name, command_.words);
+    if (words_.empty()) return bad_word("RUN", "not given", "the folder of a run", usage + ": words come before flags");
+    const auto most = static_cast<size_t>(std::count(command_.words.begin(), command_.words.end(), ' ') + 1);
+    if (words_.size() > most && !command_.words.ends_with("...")) {
+      return bad_word(escape_text(words_[most]), "unexpected argument", command_.words, usage);
+    }
+    for (const std::string& flag : arguments) {
+      if (flag != "--config" && !flag.starts_with("--config=")) continue;
+      return to_status({.exit_code = ExitCode::kUsage,
+                        .id = "cli.unsupported",
+                        .where = "--config",
+                        .problem = "not supported by this command: the settings are those of the run",
+                        .hint = "give the settings to change as flags"});
+    }
+    return absl::OkStatus();
+  }
+
   ProgramInfo program() const {
     const AppInfo info = app_.info();
     ProgramInfo program = shared_help(
@@ -143,7 +156,11 @@ class RunCommandLine {
          .examples = command_.examples,
          .words = command_.words,
          .help_flags = command_.flags});
-    program.shared_flags.assign(std::begin(kSharedFlags), std::end(kSharedFlags));
+    program.shared_flags = {"device"};
+    if (!command_.one_device) {
+      program.shared_flags.insert(program.shared_flags.end(), {"use_multi_gpu", "gpu_ids", "parallel"});
+    }
+    program.shared_flags.insert(program.shared_flags.end(), {"precision", "num_workers", "threads"});
     return program;
   }
 

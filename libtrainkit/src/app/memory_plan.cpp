@@ -30,6 +30,9 @@ absl::StatusOr<int64_t> given_memory(const ConfigParser& parser, const RunOption
   if (run.gpu_memory.empty()) return 0;
   const std::optional<int64_t> bytes = parse_size(run.gpu_memory);
   if (!bytes || *bytes < 1) return parser.invalid("gpu_memory", "not a size", "as in 24GiB, 24GB, 512MiB");
+  if (*bytes < kLeastGpuMemory) {
+    return parser.invalid("gpu_memory", "too small for a GPU", "at least 64MiB", "give a unit, such as 24GiB");
+  }
   return *bytes;
 }
 

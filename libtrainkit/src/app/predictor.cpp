@@ -64,7 +64,8 @@ std::vector<Batch> parts_of(const Batch& batch, int64_t batch_size) {
 }  // namespace
 
 std::string RunWeights::describe() const {
-  return fmt::format("weights of step {}, {} ({})", step, is_best ? "the best in validation" : "a checkpoint", file);
+  const std::string at = step < 0 ? "an unknown step" : fmt::format("step {}", step);
+  return fmt::format("weights of {}, {} ({})", at, is_best ? "the best in validation" : "a checkpoint", file);
 }
 
 absl::StatusOr<RunWeights> find_weights(const std::string& path) {

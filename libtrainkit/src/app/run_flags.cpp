@@ -108,7 +108,8 @@ void add_optimization_flags(ConfigParser& parser, RunOptions& o) {
   OptionSpec scheduler = spec("Learning-rate schedule after the warm-up.");
   scheduler.choices = {"constant", "linear", "cosine", "cosine_restarts", "step", "one_cycle", "plateau"};
   parser.add("scheduler", &o.scheduler, scheduler);
-  parser.add("warmup_steps", &o.warmup_steps, range(0, 1e15, "Steps of linear learning-rate warm-up."));
+  parser.add("warmup_steps", &o.warmup_steps,
+             range(0, 1e15, "Steps of linear learning-rate warm-up; unless given, at most a tenth of the run."));
   parser.add("patience", &o.patience,
              range(0, 1e9, "Scheduler plateau: evaluations without improvement before the learning rate is reduced."));
   OptionSpec factor = spec("Scheduler plateau: factor of each learning-rate reduction.");

@@ -23,6 +23,7 @@
 #include "trainkit/core/status.h"
 #include "trainkit/io/csv.h"
 #include "trainkit/logging/format.h"
+#include "trainkit/logging/sinks.h"
 #include "trainkit/logging/summary.h"
 #include "trainkit/train/checkpoint.h"
 #include "trainkit/train/weights.h"
@@ -88,6 +89,21 @@ std::string describe_model(const DeviceReplicator& devices, const Optimizer& opt
                      averages ? ", averages " + format_size(trained_bytes / ranks) : "");
 }
 
+/// Returns the values of the last record of `split` in `output_dir`/metrics.jsonl, without measured times. Empty if
+/// it is of a step before `first_step`.
+Metrics last_logged(const std::string& output_dir, std::string_view split, int64_t first_step) {
+  Metrics values;
+  const auto records = read_jsonl(output_dir + "/metrics.jsonl");
+  if (!records.ok()) return values;
+  const auto last =
+      std::find_if(records->rbegin(), records->rend(), [&](const LogRecord& record) { return record.split == split; });
+  if (last == records->rend() || last->step < first_step) return values;
+  values.insert(last->values.begin(), last->values.end());
+  values.erase("evaluation_seconds");
+  values.erase("time");
+  return values;
+}
+
 }  // namespace
 
 const char* name_of(Precision precision) {
@@ -117,7 +133,10 @@ void shorten_warmup(const ConfigParser& parser, RunOptions& run, int64_t total_s
   const std::string source = parser.source("warmup_steps");
   const bool is_of_run = !parser.is_given("warmup_steps") && !parser.is_default("warmup_steps");  // that it continues
   if (source.starts_with("default") || source.starts_with("preset") || (is_of_run && run.warmup_steps >= total_steps)) {
-    run.warmup_steps = std::min(run.warmup_steps, total_steps / 10);
+    if (run.warmup_steps > total_steps / 10) {
+      run.warmup_steps = total_steps / 10;
+      parser.add_remark("warmup_steps", "shortened to a tenth of the run");
+    }
   }
 }
 
@@ -348,15 +367,22 @@ absl::StatusOr<int> RunFolder::finish(const TrainerResult& result, const Metrics
                      .real_memory_bytes = result.real_memory_bytes,
                      .predicted_reserved_bytes = result.predicted_reserved_bytes,
                      .real_reserved_bytes = result.real_reserved_bytes,
-                     .final_metrics = named(result.evaluation),
+                     .final_metrics = {},
                      .best_metrics = named(result.best_evaluation),
                      .best_step = result.best_evaluation.empty() ? -1 : result.best_step,
                      .scores = {scores.begin(), scores.end()},
                      .warnings = warnings,
                      .versions = library_versions()};
-  summary.final_metrics.emplace_back("train_loss", result.loss);
   summary.scores.insert(summary.scores.end(), bad_samples.begin(), bad_samples.end());
   if (!is_first()) return summary.exit_code;
+  // A resumed run that had taken its last step has its final metrics only in its log.
+  const bool trained = result.steps_run > 0;
+  summary.final_metrics =
+      named(trained || !result.evaluation.empty() ? result.evaluation : last_logged(path_, "val", 0));
+  const Metrics training = trained ? Metrics{{"loss", result.loss}} : last_logged(path_, "train", result.steps);
+  if (const auto loss = training.find("loss"); loss != training.end()) {
+    summary.final_metrics.emplace_back("train_loss", loss->second);
+  }
   TRAINKIT_RETURN_IF_ERROR(write_loss_plot(path_));
   TRAINKIT_RETURN_IF_ERROR(write_summary(path_, summary));
   TRAINKIT_RETURN_IF_ERROR(detail::end_session(path_, summary, result.monitor));

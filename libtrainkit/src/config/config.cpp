@@ -309,6 +309,14 @@ void ConfigParser::set_defaults(const Settings& settings, std::string_view reaso
   }
 }
 
+void ConfigParser::add_remark(std::string_view name, std::string_view remark) const {
+  Option& option = state_->at(name);
+  const std::string text = ", " + std::string(remark);
+  if (!option.source.ends_with(text)) option.source += text;
+}
+
+void ConfigParser::set_help(std::string_view name, std::string help) { state_->at(name).spec.help = std::move(help); }
+
 bool ConfigParser::is_default(std::string_view name) const { return state_->at(name).layer == Layer::kDefault; }
 
 bool ConfigParser::is_given(std::string_view name) const { return state_->at(name).layer > Layer::kRun; }

@@ -61,7 +61,9 @@ std::string wrap(const std::string& text, size_t width, size_t column, size_t in
 
 /// Returns the first sentence without its full stop, or the first part that a semicolon ends.
 std::string first_sentence(const std::string& help) {
-  std::string text = help.substr(0, std::min({help.find(". "), help.find("; "), help.size()}));
+  size_t stop = help.find(". ");
+  while (stop != std::string::npos && help.substr(0, stop).ends_with("..")) stop = help.find(". ", stop + 1);
+  std::string text = help.substr(0, std::min({stop, help.find("; "), help.size()}));
   if (text.ends_with('.') && !text.ends_with("...")) text.pop_back();
   return text;
 }

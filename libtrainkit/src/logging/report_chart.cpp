@@ -207,24 +207,36 @@ class Drawing {
     return text + " The arrow keys move through the values.";
   }
 
-  /// The values at evenly spaced x, each the last one up to there.
+  /// Returns the x of up to 17 recorded points of each series, evenly chosen with the first and the last.
+  std::vector<double> table_xs() const {
+    constexpr size_t kSteps = 16;
+    std::vector<double> xs;
+    for (const ChartSeries& series : chart_.series) {
+      const size_t count = series.points.size(), steps = std::min(kSteps, std::max<size_t>(count, 1) - 1);
+      for (size_t i = 0; i < std::min(count, steps + 1); ++i) {
+        xs.push_back(series.points[steps == 0 ? 0 : i * (count - 1) / steps].x);
+      }
+    }
+    std::sort(xs.begin(), xs.end());
+    xs.erase(std::unique(xs.begin(), xs.end()), xs.end());
+    return xs;
+  }
+
+  /// The recorded values at table_xs().
   std::string table() const {
-    constexpr int kRows = 16;
     std::string head = fmt::format("<th scope=\"col\">{}</th>", html(chart_.x_label)), rows;
-    for (const ChartSeries& series : series_) head += fmt::format("<th scope=\"col\">{}</th>", html(series.name));
-    double before = kNan;
-    for (int i = 0; i <= kRows; ++i) {
-      double x = xs_.low + (xs_.high - xs_.low) * i / kRows;
-      if (chart_.x_format == ValueFormat::kStep) x = std::round(x);
-      if (x == before) continue;
-      before = x;
+    for (const ChartSeries& series : chart_.series) {
+      if (!series.points.empty()) head += fmt::format("<th scope=\"col\">{}</th>", html(series.name));
+    }
+    for (const double x : table_xs()) {
       rows += fmt::format("<tr><th scope=\"row\">{}</th>", html(format_value(x, chart_.x_format)));
-      for (const ChartSeries& series : series_) {
-        const auto after = std::upper_bound(series.points.begin(), series.points.end(), x,
-                                            [](double at, const ChartPoint& point) { return at < point.x; });
-        rows += after == series.points.begin()
+      for (const ChartSeries& series : chart_.series) {
+        if (series.points.empty()) continue;
+        const auto found = std::lower_bound(series.points.begin(), series.points.end(), x,
+                                            [](const ChartPoint& point, double at) { return point.x < at; });
+        rows += found == series.points.end() || found->x != x
                     ? "<td></td>"
-                    : fmt::format("<td>{}</td>", html(format_value(std::prev(after)->y, chart_.y_format)));
+                    : fmt::format("<td>{}</td>", html(format_value(found->y, chart_.y_format)));
       }
       rows += "</tr>";
     }

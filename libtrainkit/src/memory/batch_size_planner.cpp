@@ -158,7 +158,10 @@ absl::StatusOr<BatchSizePlan> BatchSizePlanner::describe(int64_t batch_size, int
                      .grad_accum_steps = grad_accum_steps,
                      .memory = estimate.predict(batch_size),
                      .fits = fits(estimate, batch_size)};
-  if (options_.global_batch_size > 0) plan.lost_rows = options_.global_batch_size - plan.global_batch_size();
+  // A given batch size may give more rows than the global batch.
+  if (options_.global_batch_size > 0) {
+    plan.lost_rows = std::max<int64_t>(options_.global_batch_size - plan.global_batch_size(), 0);
+  }
   return plan;
 }
 

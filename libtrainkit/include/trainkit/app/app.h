@@ -239,6 +239,8 @@ struct RunCommand {
   std::vector<std::string> flags = {};
   /// Adds the command's own flags. May be empty.
   std::function<void(ConfigParser& parser)> add_flags = {};
+  /// Whether the command uses one device; --help then omits the flags of several.
+  bool one_device = false;
   /// Runs the command and returns the exit code. It must not write into the run's folder.
   std::function<absl::StatusOr<int>(TrainedRun& run)> body;
 };

@@ -205,6 +205,12 @@ class ConfigParser {
   /// name or an invalid value.
   void set_defaults(const Settings& settings, std::string_view reason);
 
+  /// Adds a remark to the source of a value that the program has changed: "preset small, shortened to a tenth of the
+  /// run".
+  void add_remark(std::string_view name, std::string_view remark) const;
+  /// Replaces the help of an option, such as one that has another meaning in a subcommand.
+  void set_help(std::string_view name, std::string help);
+
   /// Whether a preset, a file or a flag gave the value. False for a value of the run to continue.
   bool is_given(std::string_view name) const;
   /// Whether the value is a default: neither given nor of the run to continue.

@@ -18,6 +18,9 @@ namespace trainkit {
 
 class ScalableTrace;
 
+/// Smallest memory of a GPU that a plan accepts. Less is a size without its unit: 24 means 24 bytes.
+inline constexpr int64_t kLeastGpuMemory = int64_t{64} << 20;
+
 /// One row of the table of presets by device memory.
 struct MemoryPreset {
   /// Name of the preset, such as "4_to_8gib", and the memory of a device in words.
