@@ -157,12 +157,11 @@ absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& 
     TRAINKIT_RETURN_IF_ERROR(placement.group->all_reduce(result.probabilities, "gathering the predictions"));
   }
   result.scores = classification_scores(result.counts);
-  if (result.scores.rows == 0) {
-    const std::string cause = result.bad_samples.empty() ? "" : ": " + result.bad_samples.front().cause;
+  if (result.scores.rows == 0 && !result.bad_samples.empty()) {
     return to_status({.exit_code = ExitCode::kData,
                       .id = "data.empty",
                       .where = session.test()->list().csv,
-                      .problem = "none of the test clips can be read" + cause});
+                      .problem = "none of the test clips can be read: " + result.bad_samples.front().cause});
   }
   const std::vector<int64_t> trained = session.train()->list().counts();
   const auto most = std::max_element(trained.begin(), trained.end()) - trained.begin();

@@ -57,5 +57,6 @@ TEST_CASE("Machines without a shared folder train together, and a resume that la
   const auto resumed = Ranks(job, place.dir.path().string()).wait();
   INFO(describe(resumed));
   for (const RankEnd& end : resumed) CHECK(end.code != 0);
-  CHECK_THAT(resumed[0].errors + resumed[1].errors, Catch::Contains("checkpoint"));
+  CHECK_THAT(resumed[0].errors,
+             Catch::Contains("step of the checkpoint: differs between ranks (got 'no checkpoint on rank 1'"));
 }

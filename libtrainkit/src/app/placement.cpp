@@ -44,6 +44,10 @@ absl::Status join_ranks(const ConfigParser& parser, const RunOptions& run, Progr
   std::vector<DigestField> fields;
   for (auto& [name, version] : library_versions()) fields.push_back({"version of " + name, version});
   fields.push_back({"kind of device", plan.devices.front().is_cpu() ? "cpu" : "cuda"});
+  if (!run.resume.empty()) {  // before the settings, which a missing run folder changes
+    const auto checkpoint = resolve_checkpoint(run.resume, run.output_dir);
+    fields.push_back({"step of the checkpoint", checkpoint.ok() ? std::to_string(checkpoint->step) : "no checkpoint"});
+  }
   for (auto& [name, value] : parser.settings()) {
     if (std::find(kPerRankSettings.begin(), kPerRankSettings.end(), name) == kPerRankSettings.end())
       fields.push_back({name, value});
