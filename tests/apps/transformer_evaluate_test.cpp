@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "text_place.h"
+#include "trainkit/core/fs.h"
+#include "trainkit/io/safetensors.h"
 
 using namespace trainkit;
 using namespace trainkit::test;
@@ -166,5 +168,22 @@ TEST_CASE("evaluate and --prompt_file refuse bad input with one line", "[apps][e
     CHECK(ended.code == bad.code);
     CHECK(ended.errors.find(bad.text) != std::string::npos);
     CHECK(ended.output.empty());
+  }
+}
+
+TEST_CASE("A run of another program is named, to evaluate and to resume", "[apps][evaluate]") {
+  const Place place;
+  std::filesystem::create_directories(place.dir / "hsi/checkpoints/step-00000010");
+  REQUIRE(save_safetensors(Fs::posix(), place.dir / "hsi/best.safetensors", {{"weight", torch::zeros({1})}}).ok());
+  std::ofstream(place.dir / "hsi/config.yaml") << "patch_size: 11\n";
+  std::ofstream(place.dir / "hsi/checkpoints/latest") << "step-00000010\n";
+  std::ofstream(place.dir / "hsi/run.json") << R"({"program": "trainkit-hsi", "sessions": []})";
+  const std::vector<std::vector<std::string>> commands = {
+      {"evaluate", place.dir / "hsi", "--input", place.dir / "text.txt"},
+      {"--output_dir", place.dir / "hsi", "--resume", "latest"}};
+  for (const auto& command : commands) {
+    Program program("trainkit-transformer", command, place.dir.path().string());
+    CHECK(program.wait() == 2);
+    CHECK_THAT(program.errors(), Catch::Contains("error[run.program]") && Catch::Contains("got 'trainkit-hsi'"));
   }
 }

@@ -310,7 +310,7 @@ absl::StatusOr<int> run(int argc, const char* const* argv, App& app, ProgramStat
   add_run_flags(parser, run);
   app.add_flags(parser);
   detail::continue_with_own_settings(parser, run);
-  TRAINKIT_ASSIGN_OR_RETURN(const Request request, parser.parse(argc, argv));
+  TRAINKIT_ASSIGN_OR_RETURN(const Request request, detail::explain_settings_error(parser.parse(argc, argv), info.name));
   const auto set_device_defaults = [&](at::Device device) {
     parser.set_defaults(app.device_defaults(device.is_cuda()), device.is_cuda() ? "cuda" : "cpu");
     app.set_dependent_defaults(parser);

@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "app/command_line.h"
+#include "app/resume.h"
 #include "trainkit/app/app.h"
 #include "trainkit/app/placement.h"
 #include "trainkit/core/error.h"
@@ -108,7 +109,8 @@ class RunCommandLine {
       TRAINKIT_ASSIGN_OR_RETURN(weights_, find_weights(words_.front()));
       arguments.insert(arguments.begin(), {"--config", weights_.run + "/config.yaml"});
     }
-    TRAINKIT_ASSIGN_OR_RETURN(const Request request, parser_.parse(arguments));
+    TRAINKIT_ASSIGN_OR_RETURN(const Request request,
+                              detail::explain_settings_error(parser_.parse(arguments), app_.info().name));
     if (request == Request::kRun) forget_placement(parser_, options_);
     return request;
   }

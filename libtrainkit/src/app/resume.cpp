@@ -63,6 +63,21 @@ void continue_with_own_settings(ConfigParser& parser, const RunOptions& run) {
   parser.fix({"seed", "weight_decay"});  // the optimizer's state has the second
 }
 
+absl::StatusOr<Request> explain_settings_error(const absl::StatusOr<Request>& parsed, const std::string& program) {
+  const auto error = error_of(parsed.status());
+  const size_t end = error ? error->where.find("/config.yaml") : std::string::npos;
+  if (end == std::string::npos) return parsed;
+  const std::string folder = error->where.substr(0, end);
+  const std::string made_by = text_at(read_json_file(folder + "/run.json"), "program");
+  if (made_by.empty() || made_by == program) return parsed;
+  return to_status({.exit_code = ExitCode::kUsage,
+                    .id = "run.program",
+                    .where = folder,
+                    .problem = "is a run of another program",
+                    .got = made_by,
+                    .expected = "a run of " + program});
+}
+
 RunFacts describe_resume(const ConfigParser& parser, const RunOptions& run) {
   if (run.resume.empty()) return {};
   const auto checkpoint = resolve_checkpoint(run.resume, run.output_dir);

@@ -1,6 +1,8 @@
 #pragma once
 /// Continues a run from its folder.
 
+#include <absl/status/statusor.h>
+
 #include <string>
 
 #include "trainkit/app/run_options.h"
@@ -12,6 +14,10 @@ namespace trainkit::detail {
 /// Lets --resume take the settings of the run that it continues from that run's config.yaml, and its folder as
 /// --output_dir. `parser` must have the flags of add_run_flags, bound to `run`; both must outlive parse().
 void continue_with_own_settings(ConfigParser& parser, const RunOptions& run);
+
+/// Returns the result of ConfigParser::parse(). If it is an error in config.yaml of a run that another program than
+/// `program` has made, returns an error that says so.
+absl::StatusOr<Request> explain_settings_error(const absl::StatusOr<Request>& parsed, const std::string& program);
 
 /// Describes the checkpoint of --resume and each setting that differs from the run's; empty without --resume.
 RunFacts describe_resume(const ConfigParser& parser, const RunOptions& run);
