@@ -2,6 +2,7 @@
 
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <charconv>

@@ -3,6 +3,7 @@
 #include <absl/strings/str_split.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/nn/module.h>
 #include <unistd.h>
 
 #include <algorithm>

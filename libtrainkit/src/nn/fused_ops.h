@@ -10,6 +10,7 @@
 /// Nothing here synchronises; all of it can be captured in a CUDA graph. Results are bitwise repeatable. No second
 /// derivative: c10::NotImplementedError with create_graph.
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <c10/util/FunctionRef.h>
 

@@ -1,6 +1,7 @@
 #include "training_run.h"
 
 #include <fmt/format.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <string>

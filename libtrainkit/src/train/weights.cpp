@@ -1,6 +1,7 @@
 #include "trainkit/train/weights.h"
 
 #include <fmt/format.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <map>
