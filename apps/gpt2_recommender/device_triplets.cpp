@@ -4,15 +4,10 @@
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
-#ifdef TRAINKIT_WITH_CUDA
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-#endif
-
 #include <algorithm>
 
 #include "core/gpu_kernel_support.h"
+#include "core/gpu_launch.h"
 #include "gpt2_recommender/triplet_draw.h"
 #include "trainkit/core/random.h"
 
@@ -111,10 +106,9 @@ Triplets DeviceTriplets::draw(const Batch& batch) const {
   }
 #ifdef TRAINKIT_WITH_CUDA
   if (has_kernel) {
-    const c10::cuda::CUDAGuard guard(device);
-    C10_CUDA_CHECK(static_cast<cudaError_t>(
-        detail::launch_draw_triplets(tables, row, key, count, out, out + count, out + 2 * count,
-                                     c10::cuda::getCurrentCUDAStream(device.index()).stream())));
+    trainkit::detail::launch_on(device, [&](void* stream) {
+      return detail::launch_draw_triplets(tables, row, key, count, out, out + count, out + 2 * count, stream);
+    });
   }
 #endif
   return {all[0], all[1], all[2]};

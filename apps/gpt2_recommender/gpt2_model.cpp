@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "nn/evaluation_mode.h"
 #include "trainkit/nn/functional.h"
 
 namespace trainkit::rec {
@@ -167,8 +168,7 @@ at::Tensor Gpt2Recommender::loss(const at::Tensor& users, const at::Tensor& posi
 
 RankingVectors Gpt2Recommender::vectors() {
   const c10::AutoGradMode no_grad(false);
-  const bool was_training = is_training();
-  train(false);
+  const trainkit::detail::EvaluationMode evaluation(*this);
   const int64_t num_users = metadata_->num_users, num_items = metadata_->rows() - num_users;
   std::vector<at::Tensor> users, items;
   for (const at::Tensor& rows : first_rows(num_users).split(kVectorChunk)) {
@@ -177,7 +177,6 @@ RankingVectors Gpt2Recommender::vectors() {
   for (const at::Tensor& rows : first_rows(num_items).split(kVectorChunk)) {
     items.push_back(item_vectors(rows, hidden_of(rows + num_users)));
   }
-  train(was_training);
   return {at::cat(users), at::cat(items)};
 }
 

@@ -90,15 +90,13 @@ std::string describe_model(const DeviceReplicator& devices, const Optimizer& opt
                      averages ? ", averages " + format_size(trained_bytes / ranks) : "");
 }
 
-/// Returns the values of the last record of `split` in `output_dir`/metrics.jsonl, without measured times. Empty if
-/// it is of a step before `first_step`.
-Metrics last_logged(const std::string& output_dir, std::string_view split, int64_t first_step) {
+/// Returns the values of the last record of `split`, without measured times. Empty if it is of a step before
+/// `first_step`.
+Metrics last_logged(const std::vector<LogRecord>& records, std::string_view split, int64_t first_step) {
   Metrics values;
-  const auto records = read_jsonl(output_dir + "/metrics.jsonl");
-  if (!records.ok()) return values;
   const auto last =
-      std::find_if(records->rbegin(), records->rend(), [&](const LogRecord& record) { return record.split == split; });
-  if (last == records->rend() || last->step < first_step) return values;
+      std::find_if(records.rbegin(), records.rend(), [&](const LogRecord& record) { return record.split == split; });
+  if (last == records.rend() || last->step < first_step) return values;
   values.insert(last->values.begin(), last->values.end());
   values.erase("evaluation_seconds");
   values.erase("time");
@@ -378,9 +376,12 @@ absl::StatusOr<int> RunFolder::finish(const TrainerResult& result, const Metrics
   if (!is_first()) return summary.exit_code;
   // A resumed run that had taken its last step has its final metrics only in its log.
   const bool trained = result.steps_run > 0;
-  summary.final_metrics =
-      named(trained || !result.evaluation.empty() ? result.evaluation : last_logged(path_, "val", 0));
-  const Metrics training = trained ? Metrics{{"loss", result.loss}} : last_logged(path_, "train", result.steps);
+  std::vector<LogRecord> log;
+  if (!trained) {
+    if (auto records = read_jsonl(path_ + "/metrics.jsonl"); records.ok()) log = *std::move(records);
+  }
+  summary.final_metrics = named(result.evaluation.empty() ? last_logged(log, "val", 0) : result.evaluation);
+  const Metrics training = trained ? Metrics{{"loss", result.loss}} : last_logged(log, "train", result.steps);
   if (const auto loss = training.find("loss"); loss != training.end()) {
     summary.final_metrics.emplace_back("train_loss", loss->second);
   }

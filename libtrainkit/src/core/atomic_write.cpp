@@ -1,7 +1,3 @@
-#include <filesystem>
-#include <system_error>
-
-#include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 
@@ -11,25 +7,8 @@ namespace trainkit {
 // incomplete contents. Without the one of the directory, the rename itself can be lost. A failure of the last fsync
 // leaves the new file in place.
 
-/// A rename would replace a device or a pipe by a file: /dev/null, or /dev/stdout, a link.
-static absl::Status check_is_replaceable(const Directory& directory, const std::string& name) {
-  const auto type = directory.type_of(name);
-  if (!type.ok() || *type == EntryType::kFile || *type == EntryType::kDirectory) return absl::OkStatus();
-  std::error_code failed;
-  const auto target = std::filesystem::status(directory.path() + "/" + name, failed).type();
-  const bool replaces =
-      target == std::filesystem::file_type::regular || target == std::filesystem::file_type::not_found;
-  if (replaces) return absl::OkStatus();
-  return to_status({.exit_code = ExitCode::kStorage,
-                    .id = "storage.type",
-                    .where = directory.path() + "/" + name,
-                    .problem = "is not a regular file"},
-                   absl::StatusCode::kFailedPrecondition);
-}
-
 absl::Status write_file_atomically(const Directory& directory, const std::string& name,
                                    const std::function<absl::Status(WritableFile&)>& write) {
-  TRAINKIT_RETURN_IF_ERROR(check_is_replaceable(directory, name));
   const std::string temporary = temporary_name(name);
   const auto write_and_rename = [&]() -> absl::Status {
     TRAINKIT_ASSIGN_OR_RETURN(WritableFile file, directory.create_file(temporary));

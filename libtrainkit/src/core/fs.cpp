@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <limits>
 #include <random>
 #include <system_error>
@@ -33,6 +34,18 @@ absl::Status not_a_file(const std::string& path) {
   return to_status(
       {.exit_code = ExitCode::kStorage, .id = "storage.type", .where = path, .problem = "is not a regular file"},
       absl::StatusCode::kFailedPrecondition);
+}
+
+/// A rename would replace a device or a pipe by a file: /dev/null, or /dev/stdout, a link.
+absl::Status check_is_replaceable(const Directory& directory, const std::string& name) {
+  const auto type = directory.type_of(name);
+  if (!type.ok() || *type == EntryType::kFile || *type == EntryType::kDirectory) return absl::OkStatus();
+  const std::string path = directory.path() + "/" + name;
+  std::error_code failed;
+  const auto target = std::filesystem::status(path, failed).type();
+  const bool replaces =
+      target == std::filesystem::file_type::regular || target == std::filesystem::file_type::not_found;
+  return replaces ? absl::OkStatus() : not_a_file(path);
 }
 
 /// Repeats the call while a signal interrupts it.
@@ -220,6 +233,7 @@ absl::StatusOr<Directory> Directory::open_directory(const std::string& name) con
 absl::Status Directory::rename(const std::string& from, const std::string& to) const {
   TRAINKIT_RETURN_IF_ERROR(check_name(*this, from));
   TRAINKIT_RETURN_IF_ERROR(check_name(*this, to));
+  TRAINKIT_RETURN_IF_ERROR(check_is_replaceable(*this, to));
   const int error =
       -retry([&] { return descriptor_.calls().renameat2(descriptor_.number(), from.c_str(), to.c_str(), 0); });
   return error == 0 ? absl::OkStatus() : io_error(error, join(path_, from), "cannot rename to '" + to + "'");

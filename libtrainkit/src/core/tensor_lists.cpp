@@ -7,11 +7,8 @@
 #include <utility>
 
 #include "core/gpu_kernel_support.h"
+#include "core/gpu_launch.h"
 #ifdef TRAINKIT_WITH_CUDA
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-
 #include "core/tensor_list_kernels.h"
 #endif
 
@@ -28,13 +25,6 @@ std::vector<TensorList> lists_of(at::TensorList tensors) {
     list.sizes[list.count++] = tensors[i].numel();
   }
   return lists;
-}
-
-/// Calls launch(stream) for a device and checks the error that it returns.
-template <typename Launch>
-void launch_on(at::Device device, const Launch& launch) {
-  const c10::cuda::CUDAGuard guard(device);
-  C10_CUDA_CHECK(static_cast<cudaError_t>(launch(c10::cuda::getCurrentCUDAStream().stream())));
 }
 
 /// Tells autograd that kernels changed a tensor: backward refuses a saved tensor that is not as it was.
@@ -85,13 +75,15 @@ at::Tensor norm_by_kernel([[maybe_unused]] const std::vector<at::Tensor>& tensor
   at::Tensor norm = at::empty({}, tensors.front().options());
 #ifdef TRAINKIT_WITH_CUDA
   const std::vector<TensorList> lists = lists_of(tensors);
-  int64_t count = 0;
-  for (const TensorList& list : lists) count += Chunks<>::of(list.sizes, list.count).blocks(list.count);
-  const at::Tensor sums = at::empty({count}, norm.options());
-  float* next = sums.mutable_data_ptr<float>();
+  std::vector<int64_t> begins = {0};  // of the sums of each list
   for (const TensorList& list : lists) {
-    launch_on(norm.device(), [&](void* stream) { return launch_squares(list, next, stream); });
-    next += Chunks<>::of(list.sizes, list.count).blocks(list.count);
+    begins.push_back(begins.back() + Chunks<>::of(list.sizes, list.count).blocks(list.count));
+  }
+  const int64_t count = begins.back();
+  const at::Tensor sums = at::empty({count}, norm.options());
+  auto* const values = sums.mutable_data_ptr<float>();
+  for (size_t i = 0; i < lists.size(); ++i) {
+    launch_on(norm.device(), [&](void* stream) { return launch_squares(lists[i], values + begins[i], stream); });
   }
   launch_on(norm.device(), [&](void* stream) {
     return launch_norm(sums.const_data_ptr<float>(), count, norm.mutable_data_ptr<float>(), stream);

@@ -11,15 +11,11 @@
 #include <algorithm>
 
 #include "core/gpu_kernel_support.h"
+#include "core/gpu_launch.h"
 #include "core/gpu_operations.h"
 #include "core/parallel.h"
 #include "data/patch_gather.h"
 #include "data/scratch.h"
-#ifdef TRAINKIT_WITH_CUDA
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-#endif
 
 namespace trainkit {
 namespace {
@@ -145,10 +141,10 @@ void gather_patches_out(const at::Tensor& out, const at::Tensor& image, const at
   }
 #ifdef TRAINKIT_WITH_CUDA
   TORCH_CHECK_VALUE(image.is_cuda(), "image: must be on the CPU or a CUDA device, got ", image.device());
-  const c10::cuda::CUDAGuard guard(image.device());
-  C10_CUDA_CHECK(static_cast<cudaError_t>(detail::launch_gather_patches(
-      source, index.const_data_ptr<int64_t>(), codes, count, out.mutable_data_ptr<float>(),
-      c10::cuda::getCurrentCUDAStream(image.device().index()).stream())));
+  detail::launch_on(image.device(), [&](void* stream) {
+    return detail::launch_gather_patches(source, index.const_data_ptr<int64_t>(), codes, count,
+                                         out.mutable_data_ptr<float>(), stream);
+  });
 #else
   TORCH_CHECK_VALUE(false, "image: must be on the CPU (this build has no CUDA), got ", image.device());
 #endif

@@ -7,14 +7,10 @@
 #include <ATen/ops/zeros.h>
 
 #include "core/gpu_kernel_support.h"
+#include "core/gpu_launch.h"
 #include "core/tensor_lists.h"
 #include "distributed/replica_tools.h"
 #include "distributed/vote_kernels.h"
-#ifdef TRAINKIT_WITH_CUDA
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-#endif
 
 namespace trainkit::detail {
 namespace {
@@ -61,12 +57,11 @@ void DeviceVotes::sum(double expected_weight) {
 void DeviceVotes::decide(double expected_weight) const {
 #ifdef TRAINKIT_WITH_CUDA
   if (votes_.is_cuda() && has_gpu_kernels(votes_.device())) {
-    const c10::cuda::CUDAGuard guard(votes_.device());
-    C10_CUDA_CHECK(static_cast<cudaError_t>(
-        launch_decide(votes_.const_data_ptr<double>(), static_cast<double>(group_.world_size()), expected_weight,
-                      static_cast<float*>(blocked_.data_ptr()), static_cast<float*>(correction_.data_ptr()),
-                      c10::cuda::getCurrentCUDAStream().stream())));
-    return;
+    return launch_on(votes_.device(), [&](void* stream) {
+      return launch_decide(votes_.const_data_ptr<double>(), static_cast<double>(group_.world_size()), expected_weight,
+                           static_cast<float*>(blocked_.data_ptr()), static_cast<float*>(correction_.data_ptr()),
+                           stream);
+    });
   }
 #endif
   const at::Tensor has_weight = weight().gt(0);

@@ -87,11 +87,12 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
     const at::Tensor none = at::empty({0}, mean.options());  // CUDA requires defined tensors but does not read them
     const auto [unused, d_weight, d_bias] =
         at::native_batch_norm_backward(dy, x, weight, mean, var, none, none, /*train=*/false, eps, {false, true, true});
+    const bool counts = context->saved_data["counts"].toBool();
     at::Tensor sums = at::cat({d_weight, d_bias}).to(at::kDouble);
-    if (!context->saved_data["counts"].toBool()) sums.zero_();
+    if (!counts) sums.zero_();
     auto* group = reinterpret_cast<ReplicaGroup*>(context->saved_data["group"].toInt());
     group->all_reduce(context->saved_data["replica"].toInt(), sums);
-    if (!context->saved_data["counts"].toBool()) {  // the statistics do not depend on x
+    if (!counts) {  // the statistics do not depend on x
       return {at::zeros_like(x), at::zeros_like(weight), at::zeros_like(weight), {}, {}, {}, {}, {}, {}, {}};
     }
     // dx = weight / std (dy - mean(dy) - (x - mean) / std mean(dy (x - mean) / std)), with means over all rows.

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "io/onnx_file.h"
+#include "nn/evaluation_mode.h"
 #include "nn/onnx_builder.h"
 #include "nn/onnx_trace.h"
 #include "trainkit/core/error.h"
@@ -22,24 +23,21 @@ using detail::Trace;
 /// Puts a module into evaluation mode, with parameters that need no gradient: the tracer refuses others as constants.
 class EvaluationOnly {
  public:
-  explicit EvaluationOnly(torch::nn::Module& module) : module_(module), was_training_(module.is_training()) {
+  explicit EvaluationOnly(torch::nn::Module& module) : mode_(module) {
     for (const at::Tensor& parameter : module.parameters()) {
       if (!parameter.requires_grad()) continue;
       parameter.requires_grad_(false);
       trained_.push_back(parameter);
     }
-    module_.eval();
   }
   EvaluationOnly(const EvaluationOnly&) = delete;
   EvaluationOnly& operator=(const EvaluationOnly&) = delete;
   ~EvaluationOnly() {
     for (const at::Tensor& parameter : trained_) parameter.requires_grad_(true);
-    module_.train(was_training_);
   }
 
  private:
-  torch::nn::Module& module_;
-  bool was_training_;
+  detail::EvaluationMode mode_;
   std::vector<at::Tensor> trained_;
 };
 

@@ -2,14 +2,10 @@
 /// Calls the kernels of gpu_kernels.h for tensors: on the current stream of a CUDA device, or on the CPU.
 
 #include <ATen/core/Tensor.h>
-#ifdef TRAINKIT_WITH_CUDA
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-#endif
 
 #include <optional>
 
+#include "core/gpu_launch.h"
 #include "nn/gpu_kernels.h"
 
 namespace trainkit::detail {
@@ -40,9 +36,7 @@ template <typename Arguments>
 void run_on(at::Device device, const Arguments& arguments, Numbers numbers) {
   if (device.is_cpu()) return on_cpu::run(arguments, numbers);
 #ifdef TRAINKIT_WITH_CUDA
-  const c10::cuda::CUDAGuard guard(device);
-  void* const stream = c10::cuda::getCurrentCUDAStream(device.index()).stream();
-  C10_CUDA_CHECK(static_cast<cudaError_t>(on_gpu::run(arguments, numbers, stream)));
+  launch_on(device, [&](void* stream) { return on_gpu::run(arguments, numbers, stream); });
 #else
   TORCH_CHECK(false, "trainkit was built without CUDA");
 #endif

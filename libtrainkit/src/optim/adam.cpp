@@ -4,13 +4,10 @@
 #include <ATen/ops/_fused_adamw.h>
 #include <c10/util/Exception.h>
 
+#include "core/gpu_launch.h"
 #include "core/option_problems.h"
 #include "core/tensor_lists.h"
 #ifdef TRAINKIT_WITH_CUDA
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-
 #include "optim/adam_kernel.h"
 #endif
 
@@ -67,7 +64,6 @@ bool Adam::apply_by_kernel([[maybe_unused]] const FusedArguments& a, [[maybe_unu
       if (tensors[i].strides() != a.params[i].strides()) return false;
     }
   }
-  const c10::cuda::CUDAGuard guard(a.params.front().device());
   const detail::AdamArguments arguments = {
       .beta1 = static_cast<float>(betas_[0]),
       .beta2 = static_cast<float>(betas_[1]),
@@ -87,8 +83,8 @@ bool Adam::apply_by_kernel([[maybe_unused]] const FusedArguments& a, [[maybe_unu
       list.steps[list.count] = a.steps[i].const_data_ptr<float>();
       list.sizes[list.count] = a.params[i].numel();
     }
-    C10_CUDA_CHECK(
-        static_cast<cudaError_t>(detail::launch_adam(list, arguments, c10::cuda::getCurrentCUDAStream().stream())));
+    detail::launch_on(a.params.front().device(),
+                      [&](void* stream) { return detail::launch_adam(list, arguments, stream); });
   }
   return true;
 #else

@@ -143,7 +143,8 @@ class Directory {
   /// Creates a directory with mode 0700.
   absl::Status create_directory(const std::string& name) const;
   absl::StatusOr<Directory> open_directory(const std::string& name) const;
-  /// Renames an entry in this directory atomically; replaces an existing file.
+  /// Renames an entry in this directory atomically; replaces an existing file. Returns kFailedPrecondition rather than
+  /// replace a device, a pipe, or a link to one.
   absl::Status rename(const std::string& from, const std::string& to) const;
   /// Swaps two entries atomically. Returns kInvalidArgument or kUnimplemented if the file system does not support it.
   absl::Status exchange(const std::string& a, const std::string& b) const;
