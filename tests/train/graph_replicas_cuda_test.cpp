@@ -165,6 +165,31 @@ TEST_CASE("One CUDA graph of two GPUs whose SyncBatchNorm layers wait for each o
   CHECK(take_cuda_sim_findings().empty());
 }
 
+TEST_CASE(
+    "One CUDA graph of two GPUs is captured again when modes or frozen layers change, with the bits of eager steps",
+    "[train][graph_replicas_cuda]") {
+  NEEDS_SIM;
+  const auto train = [](CudaGraph graph) {
+    GpuTraining training(graph, {}, 8, kTwoGpus);
+    auto* net = training.devices->module()->as<BatchNormNet>();
+    for (uint64_t i = 0; i < 24; ++i) {
+      if (i == 8) net->norm->eval();
+      if (i == 16) net->hidden->weight.set_requires_grad(false);
+      training.run({divided_batch(16, i)});
+    }
+    INFO(training.step->graph_reason());
+    CHECK(training.step->graph_captures() == (graph == CudaGraph::kOn ? 3 : 0));
+    CHECK_FALSE(training.devices->module(1)->as<BatchNormNet>()->norm->is_training());
+    CHECK_FALSE(training.devices->module(1)->as<BatchNormNet>()->hidden->weight.requires_grad());
+    return state_of_replicas(training);
+  };
+  torch::manual_seed(5);
+  const std::vector<at::Tensor> eager = train(CudaGraph::kOff);
+  torch::manual_seed(5);
+  CHECK(all_equal(train(CudaGraph::kOn), eager));
+  CHECK(take_cuda_sim_findings().empty());
+}
+
 TEST_CASE("A capture on two GPUs that fails at any call leaves the bits and the memory of eager steps",
           "[train][graph_replicas_cuda]") {
   NEEDS_SIM;

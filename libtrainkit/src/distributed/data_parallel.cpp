@@ -148,6 +148,7 @@ void clear_runtime_error() {
 DataParallel::DataParallel(std::vector<std::shared_ptr<torch::nn::Module>> modules, std::vector<at::Device> devices,
                            bool share_weights, const DeviceReplicatorOptions& options)
     : modules_(std::move(modules)),
+      state_(modules_),
       devices_(std::move(devices)),
       share_weights_(share_weights),
       options_(options),
@@ -159,7 +160,6 @@ DataParallel::DataParallel(std::vector<std::shared_ptr<torch::nn::Module>> modul
     const auto first = unique_parameters(*modules_[0]);
     for (size_t i = 1; i < modules_.size(); ++i) {
       auto others = unique_parameters(*modules_[i]);
-      TORCH_CHECK_VALUE(others.size() == first.size(), "the factory made models with different parameters");
       for (size_t p = 0; p < first.size(); ++p) others[p].second.set_data(first[p].second.detach());
     }
   }
@@ -170,14 +170,32 @@ DataParallel::DataParallel(std::vector<std::shared_ptr<torch::nn::Module>> modul
   }
   for (size_t i = 0; i < modules_.size(); ++i) {
     bind_replica(*modules_[i], group_, static_cast<int64_t>(i));
-    parameters_.push_back(trained_parameters(*modules_[i]));
     buffers_.push_back(replica_buffers(*modules_[i]));
-    TORCH_CHECK_VALUE(parameters_[i].size() == parameters_[0].size(),
-                      "the factory made models with different parameters");
   }
-  if (collectives_ && options.sharding == Sharding::kNone && !parameters_[0].empty()) {
-    reducer_ = std::make_unique<BucketReducer>(parameters_, options.first_bucket_bytes, options.bucket_bytes);
+  collect_parameters();
+}
+
+/// Lists the trained parameters and creates what reduces them.
+void DataParallel::collect_parameters() {
+  reducer_.reset();
+  parameters_.clear();
+  for (size_t i = 0; i < modules_.size(); ++i) parameters_.push_back(tensors_of(state_.trained(i)));
+  if (collectives_ && options_.sharding == Sharding::kNone && !parameters_[0].empty()) {
+    reducer_ = std::make_unique<BucketReducer>(parameters_, options_.first_bucket_bytes, options_.bucket_bytes);
   }
+}
+
+/// See Note [Replicas follow the first one].
+void DataParallel::follow_model() {
+  const ModelState::Change change = state_.follow();
+  if (!change.parameter) return;
+  if (!shards_.empty()) throw_status(state_.sharding_error(*change.parameter));
+  collect_parameters();
+}
+
+void DataParallel::begin_step() {
+  follow_model();
+  seed_.begin(numbered_devices());
 }
 
 const std::shared_ptr<torch::nn::Module>& DataParallel::module(int64_t replica) const {
@@ -242,7 +260,8 @@ std::vector<c10::Stream> DataParallel::current_streams() const {
 }
 
 void DataParallel::run(const Body& body, bool reduce_gradients, const OnSent&) {
-  if (reduce_gradients) copy_buffers();
+  follow_model();
+  if (reduce_gradients) synchronize_buffers();
   group_.reset();
   const at::ThreadLocalState caller;  // grad mode, autocast
   const std::vector<c10::Stream> streams = current_streams();
@@ -279,9 +298,7 @@ void DataParallel::run(const Body& body, bool reduce_gradients, const OnSent&) {
   add_reduction_since(begin);
 }
 
-/// Copies buffers that each replica updates itself (BatchNorm's statistics) from replica 0 at the start of a step.
-void DataParallel::copy_buffers() {
-  if (buffers_[0].empty() || !modules_[0]->is_training()) return;
+void DataParallel::synchronize_buffers() {
   const c10::AutoGradMode no_grad(false);
   for (size_t i = 1; i < buffers_.size(); ++i) {
     for (size_t b = 0; b < buffers_[0].size(); ++b) buffers_[i][b].copy_(buffers_[0][b]);

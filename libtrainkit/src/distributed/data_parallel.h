@@ -11,6 +11,7 @@
 #include "core/waiting_threads.h"
 #include "distributed/bucket_reducer.h"
 #include "distributed/graph_ranks.h"
+#include "distributed/model_state.h"
 #include "distributed/parameter_shards.h"
 #include "distributed/replica_collectives.h"
 #include "distributed/replica_tools.h"
@@ -86,10 +87,12 @@ class DataParallel final : public DeviceReplicator, public GraphReplicas {
   ParameterShards* shards(int64_t copy = 0) const override;
   void gather_weights() override;
   void sum_over_shards(const std::vector<at::Tensor>& values) override { collectives_->all_reduce(values); }
-  void begin_step() override { seed_.begin(numbered_devices()); }
+  void begin_step() override;
+  int64_t trained_version() const override { return state_.version(); }
   void abandon_step() override;
   void run(const Body& body, bool reduce_gradients, const OnSent& on_sent) override;
   void synchronize() override;
+  void synchronize_buffers() override;
   std::string graph_obstacle() const override;
   void use_current_streams() override;
   void recover() override;
@@ -97,13 +100,15 @@ class DataParallel final : public DeviceReplicator, public GraphReplicas {
  private:
   StepSeed::Replicas numbered_devices() const;
   std::vector<c10::Stream> current_streams() const;
-  void copy_buffers();
+  void follow_model();
+  void collect_parameters();
   void begin_reduction(bool reduces);
   void end_failed_run();
   void backward(int64_t replica, const Body& body, bool is_last);
   void reduce_on_cpu();
 
   std::vector<std::shared_ptr<torch::nn::Module>> modules_;
+  ModelState state_;
   std::vector<at::Device> devices_;
   bool share_weights_;
   DeviceReplicatorOptions options_;

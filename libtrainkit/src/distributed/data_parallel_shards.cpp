@@ -8,6 +8,7 @@ namespace trainkit::detail {
 
 void DataParallel::divide_parameters(const std::function<bool(const at::Tensor&)>& is_whole) {
   if (sharding() == Sharding::kNone || !shards_.empty()) return;
+  follow_model();  // layers that were frozen since create()
   DeviceReplicatorOptions options = options_;
   options.gradient_compression = GradientCompression::kNone;  // it is for processes
   std::vector<std::unique_ptr<ParameterShards>> shards;

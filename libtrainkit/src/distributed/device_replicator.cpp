@@ -160,7 +160,9 @@ absl::StatusOr<std::unique_ptr<DeviceReplicator>> DeviceReplicator::create_erase
       TRAINKIT_ASSIGN_OR_RETURN(const std::vector<at::Device> devices, devices_of(options));
       TRAINKIT_RETURN_IF_ERROR(check_buckets(options));
       const bool share = options.share_weights && device.is_cpu();
-      replicator = std::make_unique<detail::DataParallel>(make_modules(make, devices), devices, share, options);
+      std::vector<std::shared_ptr<torch::nn::Module>> modules = make_modules(make, devices);
+      TRAINKIT_RETURN_IF_ERROR(detail::check_separate(modules));
+      replicator = std::make_unique<detail::DataParallel>(std::move(modules), devices, share, options);
       break;
     }
     case Strategy::kDistributed: {
@@ -185,7 +187,7 @@ absl::StatusOr<std::unique_ptr<DeviceReplicator>> DeviceReplicator::create_erase
 namespace detail {
 
 SingleDevice::SingleDevice(std::shared_ptr<torch::nn::Module> module, at::Device device)
-    : module_(std::move(module)), device_(device) {}
+    : module_(std::move(module)), state_({module_}), device_(device) {}
 
 at::Device SingleDevice::device(int64_t replica) const {
   TORCH_CHECK_INDEX(replica == 0, "replica must be 0, got ", replica);

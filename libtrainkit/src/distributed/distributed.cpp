@@ -19,7 +19,7 @@ namespace {
 std::string shape_text(const at::Tensor& tensor) {
   std::string text = std::string(c10::toString(tensor.scalar_type())) + " [";
   for (const int64_t size : tensor.sizes()) text += (text.back() == '[' ? "" : ", ") + std::to_string(size);
-  return text + "]" + (tensor.requires_grad() ? "" : " frozen");
+  return text + "]";
 }
 
 /// The gradients of a bucket as views of its buffer, in the layout of the parameters.
@@ -64,6 +64,8 @@ void Distributed::Ranks::all_reduce(int64_t, at::Tensor& tensor) {
 Distributed::Distributed(std::shared_ptr<torch::nn::Module> module, const DeviceReplicatorOptions& options)
     : process_group_(options.process_group),
       module_(std::move(module)),
+      state_({module_}),
+      known_modes_{state_.modes()},
       device_(*options.device),
       options_(options),
       group_(*process_group_),
@@ -71,7 +73,6 @@ Distributed::Distributed(std::shared_ptr<torch::nn::Module> module, const Device
   std::vector<DigestField> fields;
   for (const auto& [name, tensor] : unique_parameters(*module_)) {
     fields.push_back({"parameter " + name, shape_text(tensor)});
-    if (tensor.requires_grad()) trained_.emplace_back(name, tensor);
   }
   for (const auto& [name, tensor] : unique_buffers(*module_)) fields.push_back({"buffer " + name, shape_text(tensor)});
   fields.push_back({"gradient_compression", std::to_string(static_cast<int>(options.gradient_compression))});
@@ -80,11 +81,13 @@ Distributed::Distributed(std::shared_ptr<torch::nn::Module> module, const Device
   fields.push_back({"find_unused_parameters", options.find_unused_parameters ? "true" : "false"});
   constexpr const char* kShardings[] = {"none", "optimizer", "gradients"};
   fields.push_back({"shard", kShardings[static_cast<int>(options.sharding)]});
+  for (DigestField& field : state_.fields()) fields.push_back(std::move(field));
   throw_status(process_group_->compare_digest(fields));
+  trained_ = state_.trained(0);
   has_collectives_ = bind_replica(*module_, group_, process_group_->rank());
   buffers_ = replica_buffers(*module_);
   synchronize();
-  if (!trained_.empty() && options.sharding == Sharding::kNone) create_reducer();
+  create_reducer();
 }
 
 Distributed::~Distributed() = default;
@@ -102,6 +105,9 @@ Distributed::~Distributed() = default;
 // timeout, or pair buckets of different sizes.
 
 void Distributed::create_reducer() {
+  logger_.reset();
+  reducer_.reset();
+  if (trained_.empty() || options_.sharding != Sharding::kNone) return;
   const bool find_unused = options_.find_unused_parameters;
   const std::vector<at::Tensor> parameters = tensors_of(trained_);
   std::unordered_map<size_t, std::string> names;
@@ -133,6 +139,22 @@ void Distributed::share_buckets() {
   }
 }
 
+/// See Note [Replicas follow the first one].
+void Distributed::follow_model() {
+  constexpr size_t kMostModes = 64;
+  const ModelState::Change change = state_.follow();
+  if (change.parameter && shards_) throw_status(state_.sharding_error(*change.parameter));
+  bool is_new = change.parameter.has_value();
+  if (change.modes) {
+    if (known_modes_.size() == kMostModes) known_modes_.clear();
+    is_new |= known_modes_.insert(state_.modes()).second;
+  }
+  if (is_new) throw_status(process_group_->compare_digest(state_.fields()));
+  if (!change.parameter) return;
+  trained_ = state_.trained(0);
+  create_reducer();
+}
+
 at::Device Distributed::device(int64_t replica) const {
   TORCH_CHECK_INDEX(replica == 0, "replica must be 0, got ", replica);
   return device_;
@@ -152,6 +174,10 @@ void Distributed::synchronize() {
   throw_status(process_group_->broadcast(tensors, 0, "broadcast of the weights"));
 }
 
+void Distributed::synchronize_buffers() {
+  if (!buffers_.empty()) throw_status(process_group_->broadcast(buffers_, 0, "broadcast of the buffers"));
+}
+
 std::string Distributed::graph_obstacle() const {
   if (!device_.is_cuda()) return "the device is " + device_.str();
   if (options_.find_unused_parameters) return "find_unused_parameters reads from the device";
@@ -163,11 +189,13 @@ void Distributed::use_current_streams() {
 }
 
 void Distributed::begin_step() {
+  follow_model();
   is_reducer_used_ = false;
   seed_.begin({{process_group_->rank(), device_}});
 }
 
 void Distributed::run(const Body& body, bool reduce_gradients, const OnSent& on_sent) {
+  if (c10::GradMode::is_enabled()) follow_model();  // an evaluation may have another number of runs on each rank
   const int64_t rank = process_group_->rank();
   const ReplicaRandomGuard random(seed_.of(rank, seed_.next_run({{rank, device_}}, /*last=*/reduce_gradients)));
   TORCH_CHECK(shards_ || trained_.empty() || options_.sharding == Sharding::kNone,
@@ -236,9 +264,7 @@ void Distributed::begin_reduction(bool sends_buffers) {
   }
   sent_->works.clear();
   sent_->started = std::chrono::steady_clock::now();
-  if (sends_buffers && !buffers_.empty() && module_->is_training()) {
-    throw_status(process_group_->broadcast(buffers_, 0, "broadcast of the buffers"));
-  }
+  if (sends_buffers) synchronize_buffers();
   if (!reducer_) return;
   try {
     if (reducer_->rebuild_buckets()) share_buckets();

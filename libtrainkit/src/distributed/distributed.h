@@ -2,6 +2,7 @@
 // One process per device, with c10d's Reducer.
 
 #include <memory>
+#include <set>
 #include <string>
 #include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "distributed/graph_ranks.h"
+#include "distributed/model_state.h"
 #include "distributed/parameter_shards.h"
 #include "distributed/process_group_impl.h"
 #include "distributed/replica_tools.h"
@@ -56,10 +58,12 @@ class Distributed final : public DeviceReplicator, public GraphRanks {
   void gather_weights() override { shards_->gather_weights(); }
   void sum_over_shards(const std::vector<at::Tensor>& values) override { shards_->all_reduce(values.front()); }
   void begin_step() override;
+  int64_t trained_version() const override { return state_.version(); }
   void run(const Body& body, bool reduce_gradients, const OnSent& on_sent) override;
   void skip_reduction() override;
   void abandon_step() override;
   void synchronize() override;
+  void synchronize_buffers() override;
 
   std::string graph_obstacle() const override;
   void use_current_streams() override;
@@ -84,6 +88,7 @@ class Distributed final : public DeviceReplicator, public GraphRanks {
   };
 
   ProcessGroup::Impl& ranks() const { return process_group_->impl(); }
+  void follow_model();
   void create_reducer();
   void share_buckets();
   ShardCollectives shard_collectives();
@@ -102,6 +107,8 @@ class Distributed final : public DeviceReplicator, public GraphRanks {
 
   std::shared_ptr<ProcessGroup> process_group_;
   std::shared_ptr<torch::nn::Module> module_;
+  ModelState state_;
+  std::set<std::vector<char>> known_modes_;  // in which the ranks agree
   at::Device device_;
   DeviceReplicatorOptions options_;
   std::vector<std::pair<std::string, at::Tensor>> trained_;

@@ -44,7 +44,9 @@ at::Tensor exchange(c10d::Backend& group, int64_t ranks, const at::Tensor& own) 
 }  // namespace
 
 void Distributed::divide_parameters(const std::function<bool(const at::Tensor&)>& is_whole) {
-  if (shards_ || options_.sharding == Sharding::kNone || trained_.empty()) return;
+  if (shards_ || options_.sharding == Sharding::kNone) return;
+  follow_model();  // layers that were frozen since create()
+  if (trained_.empty()) return;
   shards_ = std::make_unique<ParameterShards>(tensors_of(trained_), is_whole, options_, shard_collectives());
 }
 

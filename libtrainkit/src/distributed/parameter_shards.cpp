@@ -143,6 +143,10 @@ size_t ParameterShards::index_of_part(const at::Tensor& part) const {
   return static_cast<size_t>(found - parts_.begin());
 }
 
+bool ParameterShards::is_part(const at::Tensor& tensor) const {
+  return std::any_of(parts_.begin(), parts_.end(), [&](const at::Tensor& one) { return one.is_same(tensor); });
+}
+
 bool ParameterShards::fits(const at::Tensor& part, const at::Tensor& whole) const {
   return whole.sizes() == parameters_[index_of_part(part)].sizes();
 }

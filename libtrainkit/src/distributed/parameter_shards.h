@@ -90,6 +90,7 @@ class ParameterShards {
   /// The same of the parameter with this index, which is equal on all ranks. index_of_part() is the inverse.
   const at::Tensor& part(size_t index) const { return parts_.at(index); }
   size_t index_of_part(const at::Tensor& part) const;
+  bool is_part(const at::Tensor& tensor) const;
   /// The same numbers of `whole`, a tensor of the parameter's shape, for the parameter to which `part` belongs.
   at::Tensor part_of(const at::Tensor& part, const at::Tensor& whole) const;
   /// Returns whether `whole` has the shape of the parameter to which `part` belongs.

@@ -1,6 +1,7 @@
 #pragma once
 // One model on one device, without communication.
 
+#include "distributed/model_state.h"
 #include "trainkit/distributed/device_replicator.h"
 
 namespace trainkit::detail {
@@ -14,6 +15,8 @@ class SingleDevice : public DeviceReplicator {
   at::Device device(int64_t replica = 0) const override;
   const std::shared_ptr<torch::nn::Module>& module(int64_t replica = 0) const override;
   ReplicaGroup& group() override { return group_; }
+  void begin_step() override { state_.follow(); }
+  int64_t trained_version() const override { return state_.version(); }
   void run(const Body& body, bool reduce_gradients, const OnSent& on_sent) override;
   void synchronize() override {}
 
@@ -24,6 +27,7 @@ class SingleDevice : public DeviceReplicator {
   };
 
   std::shared_ptr<torch::nn::Module> module_;
+  ModelState state_;
   at::Device device_;
   SingleReplicaGroup group_;
 };

@@ -133,6 +133,12 @@ absl::Status for_each_batch(
     const std::function<void(int64_t replica, torch::nn::Module& model, const Batch& rows)>& visit,
     const EvaluationProgress& on_progress) {
   const int64_t replicas = devices.replicas();
+  try {
+    const c10::NoGradGuard no_grad;
+    devices.synchronize_buffers();
+  } catch (const absl::BadStatusOrAccess& error) {
+    return error.status();
+  }
   std::vector<std::unique_ptr<detail::EvaluationMode>> modes;
   for (int64_t i = 0; i < replicas; ++i) modes.push_back(std::make_unique<detail::EvaluationMode>(*devices.module(i)));
   const auto visit_rows = [&](int64_t replica, const Batch& rows) {

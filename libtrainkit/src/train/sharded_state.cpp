@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "train/run_state.h"
+#include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit::detail {
@@ -33,6 +34,17 @@ void gather(const OwnParts& own, const ParameterShards& shards) {
   std::vector<at::Tensor> whole = shards.gather(pairs);
   size_t i = 0;
   for (const auto& [key, entry] : own) *entry.second = std::move(whole[i++]);
+}
+
+/// The error of add_param_group() after the training state was divided.
+absl::Status later_group() {
+  return to_status(
+      {.exit_code = ExitCode::kUsage,
+       .id = "train.frozen",
+       .problem = "a parameter group was added after the training state was divided (sharding)",
+       .hint = "add all groups before TrainStep or Trainer is created, or create a new DeviceReplicator and "
+               "optimizer for each phase of training; without sharding groups can be added later"},
+      absl::StatusCode::kInvalidArgument);
 }
 
 DividedTensor describe(DividedTensor::Kind kind, const at::Tensor& part, const ParameterShards& shards) {
@@ -78,7 +90,10 @@ void add_shards(Optimizer& optimizer, std::vector<ParamGroup> groups, DeviceRepl
   ParameterShards* shards = devices.shards(copy);
   optimizer.add_shards(
       std::move(groups), [&devices](const auto& values) { devices.sum_over_shards(values); },
-      [shards](const at::Tensor& part) { return shards->bucket_of(part); },
+      [shards](const at::Tensor& part) {
+        if (!shards->is_part(part)) throw absl::BadStatusOrAccess(later_group());
+        return shards->bucket_of(part);
+      },
       [shards](size_t bucket) { shards->start_gathering(bucket); });
 }
 

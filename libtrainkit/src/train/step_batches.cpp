@@ -53,7 +53,7 @@ void TrainStep::accept(const Batch& batch, const LossFunction* borrowed, LossFun
   if (!devices_.device().is_cpu()) detail::note_step(device_names_, step_ + 1);
   if (accumulated_ == 0) {
     wait_for_earlier_step();
-    devices_.begin_step();
+    follow_model();
   }
   KeptBatch* kept = nullptr;
   with_memory([&] { kept = &keep(batch); });

@@ -253,7 +253,6 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
   MemoryRecorder recorder(MemoryClass::kWeights);
   TRAINKIT_ASSIGN_OR_RETURN(const auto devices, recorded_devices(recipe, recorder));
   const std::shared_ptr<torch::nn::Module>& model = devices->module();
-  model->train();
   const int steps_run = recipe.keeps_gradients && recipe.captures_graph ? 3 : 2;  // the last one is the steady state
   const std::unique_ptr<GradientOrder> order = record_first_bucket(recipe, *model, recorder);
   recorder.enter(MemoryClass::kCache);
@@ -313,7 +312,6 @@ absl::StatusOr<double> time_step(const StepRecipe& recipe, at::Device device, in
   TRAINKIT_ASSIGN_OR_RETURN(
       const auto devices,
       DeviceReplicator::create(recipe.make_model, {.strategy = Strategy::kSingle, .device = device}));
-  devices->module()->train();
   const std::unique_ptr<Optimizer> optimizer = recipe.make_optimizer();
   TrainStepOptions options = recipe.step;
   options.grad_accum_steps = micro_batches;

@@ -16,6 +16,7 @@
 
 #include "core/waiting_threads.h"
 #include "distributed/device_votes.h"
+#include "distributed/graph_ranks.h"
 #include "distributed/parameter_shards.h"
 #include "sharded_state.h"
 #include "step_graphs.h"
@@ -69,6 +70,7 @@ TrainStep::TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const Trai
   for (const Optimizer* one : optimizers_) {
     if (options.ema_decay > 0) averages_.emplace_back(*one, options.ema_decay);
   }
+  trained_version_ = devices.trained_version();
   for (const auto& part : devices.module()->modules()) {
     const auto* norm = part->as<SyncBatchNormImpl>();
     collective_backward_ |= norm && norm->options.synchronize && devices.world_replicas() > 1;
@@ -90,26 +92,59 @@ bool TrainStep::agreed_save() const { return verdict_->save; }
 /// They start with the state of the first one, which an earlier TrainStep may have used.
 void TrainStep::create_mirrors() {
   optimizers_.push_back(&optimizer_);
-  if (shards_) return create_shard_mirrors();
+  if (shards_) {
+    create_shard_mirrors();
+    groups_ = optimizer_.param_groups().size();
+    return;
+  }
+  for (int64_t copy = 1; copy < devices_.weight_copies(); ++copy) {
+    mirrors_.push_back(optimizer_.create_like());
+    optimizers_.push_back(mirrors_.back().get());
+  }
+  add_groups();
+  if (optimizer_.max_step_count() > 0) copy_optimizer_state();
+}
+
+/// Gives groups that the optimizer got since the last call to mirrors and averages.
+void TrainStep::add_groups() {
   std::map<const void*, std::string> names;
   for (const auto& parameter : devices_.module()->named_parameters()) {
     names.emplace(parameter.value().unsafeGetTensorImpl(), parameter.key());
   }
-  for (int64_t copy = 1; copy < devices_.weight_copies(); ++copy) {
-    const auto parameters = devices_.module(copy)->named_parameters();
-    mirrors_.push_back(optimizer_.create_like());
-    for (ParamGroup group : optimizer_.param_groups()) {
+  for (; groups_ < optimizer_.param_groups().size(); ++groups_) {
+    for (size_t copy = 1; copy < optimizers_.size(); ++copy) {
+      const auto parameters = devices_.module(static_cast<int64_t>(copy))->named_parameters();
+      ParamGroup group = optimizer_.param_groups()[groups_];
       for (NamedParameter& parameter : group.params) {
         const auto name = names.find(parameter.tensor.unsafeGetTensorImpl());
         TORCH_CHECK_VALUE(name != names.end(), "parameter '", parameter.name,
                           "' does not belong to the replicator's model");
         parameter.tensor = parameters[name->second];
       }
-      mirrors_.back()->add_param_group(std::move(group));
+      optimizers_[copy]->add_param_group(std::move(group));
     }
-    optimizers_.push_back(mirrors_.back().get());
+    for (size_t copy = 0; copy < averages_.size(); ++copy) {
+      averages_[copy].add(optimizers_[copy]->param_groups()[groups_]);
+    }
   }
-  if (optimizer_.max_step_count() > 0) copy_optimizer_state();
+}
+
+/// Begins a step of the devices, with what has changed since the last one: modes, trained parameters, groups of the
+/// optimizer.
+void TrainStep::follow_model() {
+  devices_.begin_step();
+  const bool adds_groups = groups_ < optimizer_.param_groups().size();
+  if (adds_groups) add_groups();
+  const bool other_trained = std::exchange(trained_version_, devices_.trained_version()) != devices_.trained_version();
+  if (!adds_groups && !other_trained) return;
+  for (int64_t replica = 0; replica < devices_.replicas(); ++replica) {
+    for (const at::Tensor& parameter : devices_.module(replica)->parameters()) {
+      if (!parameter.requires_grad()) parameter.mutable_grad().reset();  // else momentum would move it
+    }
+  }
+  if (!graphs_ || !graphs_->active()) return;
+  graphs_->forget();
+  if (runs_beside_) graphs_->backend().run_beside([this] { graph_replicas_->use_current_streams(); });
 }
 
 /// The same for copies whose optimizers update the parts that the first one does not. They keep their state for the

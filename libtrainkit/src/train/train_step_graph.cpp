@@ -75,6 +75,7 @@ void TrainStep::prepare_graphs() {
   if (devices_.process_group()) {
     votes_ = std::make_unique<detail::DeviceVotes>(*devices_.process_group(), devices_.device());
   }
+  parts_of_model_ = devices_.module()->modules();
   graphs_ = std::make_unique<detail::StepGraphs>(std::move(backend),
                                                  detail::StepGraphLimits{.warm_up = graph_replicas_ ? 2 : 1});
   for (int64_t replica = 0; replica < devices_.replicas(); ++replica) {
@@ -113,7 +114,12 @@ std::string TrainStep::step_obstacle() const {
 }
 
 detail::StepKey TrainStep::step_key() const {
-  detail::StepKey key = {split_, accumulated_, devices_.module()->is_training()};
+  constexpr size_t kModesPerNumber = 32;
+  detail::StepKey key = {split_, accumulated_};
+  for (size_t i = 0; i < parts_of_model_.size(); ++i) {
+    if (i % kModesPerNumber == 0) key.push_back(0);
+    key.back() = 2 * key.back() + (parts_of_model_[i]->is_training() ? 1 : 0);
+  }
   for (int64_t i = 0; i < accumulated_; ++i) {
     const KeptBatch& kept = kept_[static_cast<size_t>(i)];
     key.insert(key.end(),

@@ -1,7 +1,7 @@
 #include "training_run.h"
 
+#include <c10/core/GradMode.h>
 #include <fmt/format.h>
-#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <string>
@@ -77,7 +77,7 @@ absl::StatusOr<TrainerResult> TrainingRun::operator()() {
   if (options_.handle_signals) signals.emplace();
   use_devices();
   TRAINKIT_RETURN_IF_ERROR(prepare());
-  devices_.module()->train();
+  warn_of_model();
   start_ = interval_start_ = reported_ = Clock::now();
   stop_.start();
   first_stats_ = loader_.stats();
@@ -112,7 +112,7 @@ LossFunction TrainingRun::with_step(LossFunction loss, const char* who) const {
     try {
       return loss(model, batch);
     } catch (...) {
-      const int64_t step = progress_.step + (model.is_training() ? 1 : 0);
+      const int64_t step = progress_.step + (c10::GradMode::is_enabled() ? 1 : 0);  // else in an evaluation
       throw absl::BadStatusOrAccess(detail::status_from_user_exception("step " + std::to_string(step), who));
     }
   };

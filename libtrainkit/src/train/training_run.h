@@ -63,6 +63,10 @@ class TrainingRun {
   /// Warns if the learning rate of the flags is ignored, because a resumed run keeps the checkpoint's.
   void log_learning_rate(double asked);
 
+  /// Warns of a model that is in evaluation mode, and of parameters with gradients that the optimizer does not have.
+  void warn_of_model();
+  void warn_of_modes();
+
   /// Creates the device's table of learning rates before the first step, since extending it later waits for the device.
   void reserve_schedule();
 

@@ -1,8 +1,10 @@
 // The records and messages of a run.
 #include <fmt/format.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -18,6 +20,47 @@ void TrainingRun::log_learning_rate(double asked) {
       "warning: resuming with the checkpoint's learning rate {:g}; {:g} is ignored. Use --init_from to start a "
       "new run from its weights",
       base_lr(), asked));
+}
+
+void TrainingRun::warn_of_modes() {
+  std::string first;
+  int64_t layers = 0, in_evaluation = 0;
+  for (const auto& part : devices_.module()->named_modules()) {
+    const std::vector<at::Tensor> own = part.value()->parameters(/*recurse=*/false);
+    if (std::none_of(own.begin(), own.end(), [](const at::Tensor& one) { return one.requires_grad(); })) continue;
+    ++layers;
+    if (part.value()->is_training()) continue;
+    if (in_evaluation++ == 0) first = part.key();
+  }
+  if (!devices_.module()->is_training() || (layers > 0 && in_evaluation == layers)) {
+    fit_.logger->print(
+        "warning: the model is in evaluation mode and is trained so: without dropout, and BatchNorm uses its running "
+        "statistics. Call model->train() in the model factory if that is not intended");
+  } else if (in_evaluation > 0) {
+    fit_.logger->print(
+        fmt::format("note: {} of {} layers with trained parameters are in evaluation mode and stay so "
+                    "({}{})",
+                    in_evaluation, layers, first, in_evaluation > 1 ? ", ..." : ""));
+  }
+}
+
+void TrainingRun::warn_of_model() {
+  if (!fit_.logger) return;
+  warn_of_modes();
+  if (devices_.shards()) return;  // the optimizer has parts of the parameters
+  std::unordered_set<const void*> updated;
+  for (const ParamGroup& group : optimizer_.param_groups()) {
+    for (const NamedParameter& parameter : group.params) updated.insert(parameter.tensor.unsafeGetTensorImpl());
+  }
+  std::vector<NamedParameter> others = trainable_parameters(*devices_.module());
+  std::erase_if(others, [&](const NamedParameter& parameter) {
+    return updated.contains(parameter.tensor.unsafeGetTensorImpl());
+  });
+  if (others.empty()) return;
+  fit_.logger->print(fmt::format(
+      "warning: {} parameters of the model have gradients but are not in the optimizer and stay unchanged ({}{}). "
+      "Add them with add_param_group, or freeze them (requires_grad false)",
+      others.size(), others.front().name, others.size() > 1 ? ", ..." : ""));
 }
 
 bool TrainingRun::measures_now() const {

@@ -5,8 +5,10 @@
 
 #include <chrono>
 #include <string>
+#include <utility>
 
 #include "core/user_exception.h"
+#include "nn/evaluation_mode.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/format.h"
@@ -58,7 +60,7 @@ absl::StatusOr<Metrics> Validation::evaluate_here(int64_t step) {
   try {
     TRAINKIT_ASSIGN_OR_RETURN(Metrics metrics, means(step));
     who = "on_evaluation";
-    if (fit_.on_evaluation) fit_.on_evaluation(step, metrics);
+    if (fit_.on_evaluation) call_back(step, metrics);
     if (metrics.contains(options_.monitor)) return metrics;
   } catch (...) {
     return detail::status_from_user_exception("step " + std::to_string(step), who);
@@ -68,6 +70,17 @@ absl::StatusOr<Metrics> Validation::evaluate_here(int64_t step) {
                     .field = "monitor",
                     .problem = "is not a metric of the evaluation",
                     .got = options_.monitor});
+}
+
+/// Calls on_evaluation. The modes of the model stay as they were: a callback that samples in evaluation mode may forget
+/// to restore them, or restore others by train().
+void Validation::call_back(int64_t step, Metrics& metrics) {
+  const detail::KeptModes modes(*devices_.module());
+  fit_.on_evaluation(step, metrics);
+  if (!modes.have_changed() || !fit_.logger || std::exchange(warned_of_modes_, true)) return;
+  fit_.logger->print(
+      "warning: on_evaluation left modules in another mode (train() or eval()); training continues in the modes from "
+      "before the evaluation. Change modes between two calls of fit(), or in the loss function");
 }
 
 /// Returns the means over all ranks. If memory runs out and captured steps hold some, drops them and evaluates again.

@@ -30,12 +30,14 @@ class Validation {
  private:
   absl::StatusOr<Metrics> evaluate_here(int64_t step);
   absl::StatusOr<Metrics> means(int64_t step);
+  void call_back(int64_t step, Metrics& metrics);
 
   DeviceReplicator& devices_;
   TrainStep& step_;
   const TrainerOptions& options_;
   const FitOptions& fit_;
   LossFunction loss_;
+  bool warned_of_modes_ = false;
 };
 
 }  // namespace trainkit

@@ -10,19 +10,21 @@
 namespace trainkit::detail {
 
 WeightAverage::WeightAverage(const Optimizer& optimizer, double decay) : decay_(decay) {
+  for (const ParamGroup& group : optimizer.param_groups()) add(group);
+}
+
+void WeightAverage::add(const ParamGroup& group) {
   const at::NoGradGuard no_grad;
-  for (const ParamGroup& group : optimizer.param_groups()) {
-    for (const NamedParameter& parameter : group.params) {
-      weights_.push_back(parameter.tensor);
-      averages_.push_back(parameter.tensor.detach().clone());
-      const auto same = [&](const Bucket& b) {
-        return b.weights.front().scalar_type() == parameter.tensor.scalar_type();
-      };
-      auto bucket = std::find_if(buckets_.begin(), buckets_.end(), same);
-      if (bucket == buckets_.end()) bucket = buckets_.emplace(bucket);
-      bucket->weights.push_back(parameter.tensor);
-      bucket->averages.push_back(averages_.back());
-    }
+  for (const NamedParameter& parameter : group.params) {
+    weights_.push_back(parameter.tensor);
+    averages_.push_back(parameter.tensor.detach().clone());
+    const auto same = [&](const Bucket& b) {
+      return b.weights.front().scalar_type() == parameter.tensor.scalar_type();
+    };
+    auto bucket = std::find_if(buckets_.begin(), buckets_.end(), same);
+    if (bucket == buckets_.end()) bucket = buckets_.emplace(bucket);
+    bucket->weights.push_back(parameter.tensor);
+    bucket->averages.push_back(averages_.back());
   }
 }
 

@@ -16,6 +16,8 @@ class WeightAverage {
  public:
   /// Allocates the averages.
   WeightAverage(const Optimizer& optimizer, double decay);
+  /// Adds the parameters of a group that the optimizer got later.
+  void add(const ParamGroup& group);
 
   /// Moves the averages, unless the step was skipped: `found_inf` (float32 scalar on the weights' device; undefined if
   /// no step can be skipped) is 1. Does not synchronise and allocates no tensor memory.

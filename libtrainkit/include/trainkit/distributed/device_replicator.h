@@ -110,6 +110,13 @@ struct DeviceReplicatorOptions {
 /// generators (dropout) come from a generator of the replica. Each step seeds it from the default generator, so saving
 /// the default generator is enough to resume.
 ///
+/// The replicas are one model: the mode of each module (train(), eval()) and requires_grad of each parameter are those
+/// of module(), the first replica, and hold for all replicas of this process from the next step or run on. Layers can
+/// thus be frozen and unfrozen between steps. Every rank does it before the same step: the ranks compare their modes
+/// and trained parameters after a change, and a difference is an error (exit code 8). With sharding the trained
+/// parameters are fixed once they are divided; freezing one is an error (train.frozen, exit code 2). Modules and
+/// parameters themselves must not be added or replaced after create().
+///
 /// Threads: one thread owns the object and calls it; `body` is called from one thread per replica.
 class DeviceReplicator {
  public:
@@ -117,8 +124,10 @@ class DeviceReplicator {
   using Body = std::function<at::Tensor(int64_t replica)>;
 
   /// Creates the replicas. `factory` makes one model: a module holder (TORCH_MODULE) or a std::shared_ptr to a
-  /// torch::nn::Module. It is called once per replica in this process, and the module is moved to its device. Errors:
-  ///   kInvalidArgument    the device does not exist, or the strategy does not fit the devices (exit code 2)
+  /// torch::nn::Module. It is called once per replica in this process and makes a new model each time. The module is
+  /// moved to its device. Errors:
+  ///   kInvalidArgument    the device does not exist, the strategy does not fit the devices, or models of two replicas
+  ///                       share a module, parameter or buffer (exit code 2)
   ///   kResourceExhausted  the model does not fit into the device's memory (exit code 7)
   ///   kUnavailable        ranks have different parameters, or a rank is lost (exit code 8)
   template <class Factory>
@@ -163,6 +172,9 @@ class DeviceReplicator {
   /// the state of all generators at the start of a step.
   virtual void begin_step() {}
 
+  /// Changes when a step or run finds that other parameters of the first replica are trained (requires_grad).
+  virtual int64_t trained_version() const { return 0; }
+
   /// Called by run() once this rank has sent its last bucket, while the reduction is still in progress.
   using OnSent = std::function<void()>;
 
@@ -188,6 +200,11 @@ class DeviceReplicator {
 
   /// Copies the weights and buffers of the first replica of rank 0 to every replica. Call it after loading weights.
   virtual void synchronize() = 0;
+
+  /// Copies the buffers that each replica updates itself (BatchNorm's statistics) from the first replica of rank 0 to
+  /// every replica. Every rank calls it. run() with reduction calls it first, as evaluate() and for_each_batch() do:
+  /// the evaluated model is the one that is saved.
+  virtual void synchronize_buffers() {}
 
   /// Seconds that run() has spent in reduction that backward did not hide, since creation. On GPUs this is the host
   /// time for queueing the work, since the device is not synchronised. Callable from any thread.

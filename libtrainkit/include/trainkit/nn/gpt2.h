@@ -127,7 +127,8 @@ at::Tensor last_token_hidden(const at::Tensor& hidden, const at::Tensor& attenti
 
 /// Loads a model from a folder written by `save_pretrained` of transformers: config.json with model.safetensors, or
 /// with pytorch_model.bin of any version. Ignores heads (GPT2LMHeadModel) and the masks that older files store as
-/// "attn.bias". Converts half precision to float32. The model is in evaluation mode, as after from_pretrained.
+/// "attn.bias". Converts half precision to float32. The model is in evaluation mode, as after from_pretrained: call
+/// train() to train it with dropout.
 ///
 /// Errors have exit code 5 and name the file: those of parse_gpt2_config, WeightFile and copy_named_tensors
 /// (weights.match). Sizes are compared with the weights before the model is allocated, so that a small hostile file

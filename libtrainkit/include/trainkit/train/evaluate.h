@@ -31,9 +31,10 @@ using Metrics = std::map<std::string, double>;
 using EvaluationProgress = std::function<void(int64_t done, int64_t total)>;
 
 /// Computes the means of the loss and its metrics over one epoch of `loader`, over all replicas and ranks, weighted by
-/// LossOutput::weight. Runs in evaluation mode without gradients and restores the mode of each module. Starts at epoch
-/// 0, so every evaluation sees the same rows in the same order. Sums are float64 on the device and are read once, at
-/// the end.
+/// LossOutput::weight. Runs in evaluation mode without gradients and restores the mode of each module. All replicas and
+/// ranks compute with the buffers (BatchNorm's statistics) of the first one, which are those that are saved. Starts at
+/// epoch 0, so every evaluation sees the same rows in the same order. Sums are float64 on the device and are read once,
+/// at the end.
 ///
 /// Every rank must call it, with its own share of the rows (a DistributedSampler with UnevenTail::kPad or kUneven).
 /// Padding rows do not count, and every rank returns the same means.
@@ -48,7 +49,8 @@ absl::StatusOr<Metrics> evaluate(DeviceReplicator& devices, Prefetcher& loader, 
 ///
 /// With several replicas each gets its share of a batch's rows on its device, and `visit` is called from one thread per
 /// replica; it must write to state of that replica only. Padding rows (Batch::padding_rows) are included. Exceptions of
-/// `visit` propagate; other errors are the loader's. Does not communicate with other ranks.
+/// `visit` propagate; other errors are the loader's. Every rank calls it, because it begins with
+/// DeviceReplicator::synchronize_buffers: all replicas compute with the statistics of BatchNorm that are saved.
 absl::Status for_each_batch(
     DeviceReplicator& devices, Prefetcher& loader, Precision precision,
     const std::function<void(int64_t replica, torch::nn::Module& model, const Batch& rows)>& visit,

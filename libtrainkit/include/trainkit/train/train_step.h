@@ -119,6 +119,11 @@ struct StepMetrics {
 /// fail after the same step. In both cases the gradient equals that of one process on all rows: losses are weighted by
 /// LossOutput::weight.
 ///
+/// Frozen and added parameters. requires_grad and the modes of modules may change between steps, on the first replica:
+/// see DeviceReplicator. So may the optimizer: a step gives groups that were added since the last one to the mirrors of
+/// the other copies and to the averages, which start from the weights of that moment. A parameter that is frozen is not
+/// updated. With sharding both are errors (train.frozen). Captured steps are captured again.
+///
 /// Out of memory in forward or backward: the step is retried from its start, with each batch split into twice as many
 /// micro-batches. Rows and global batch stay the same. The result equals, bit for bit, that of a step which used the
 /// smaller micro-batches from the start: gradients are dropped, buffers (BatchNorm's) and LibTorch's default generators
@@ -260,6 +265,8 @@ class TrainStep {
   struct DeferredFailure;
   void create_mirrors();
   void create_shard_mirrors();
+  void follow_model();
+  void add_groups();
   void copy_optimizer_state();
   void begin_step();
   KeptBatch& keep(const Batch& batch);
@@ -335,6 +342,8 @@ class TrainStep {
   std::mutex scaler_mutex_;                    // replicas scale their losses concurrently
   detail::ParameterShards* shards_ = nullptr;  // of the first copy of the weights; null without sharding
   std::vector<std::unique_ptr<Optimizer>> mirrors_;
+  size_t groups_ = 0;                            // of the optimizer, that mirrors and averages have
+  int64_t trained_version_ = 0;                  // of devices_
   std::vector<Optimizer*> optimizers_;           // the caller's, then the mirrors; with sharding it owns these
   std::vector<detail::WeightAverage> averages_;  // one for each of them; empty without ema_decay
   std::vector<ReplicaResult> results_;           // of the current micro-batch; a member to reuse its memory
@@ -361,6 +370,7 @@ class TrainStep {
   std::string device_names_;
   std::string no_graphs_;                 // reason if graphs_ is null
   std::vector<at::Tensor> module_state_;  // parameters, buffers
+  std::vector<std::shared_ptr<torch::nn::Module>> parts_of_model_;
   bool capturing_ = false;
   bool collective_backward_ = false;           // SyncBatchNorm: the replicas wait for each other in backward
   std::unique_ptr<DeferredFailure> deferred_;  // of a micro-batch in this attempt, see Note [Votes of a step]

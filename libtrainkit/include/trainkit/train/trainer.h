@@ -184,8 +184,10 @@ struct FitOptions {
   Prefetcher* validation = nullptr;
   /// Loss of the evaluation; by default the training loss.
   LossFunction validation_loss = nullptr;
-  /// Called on the training thread after each evaluation, before it is logged. May add metrics and print samples. Must
-  /// not draw from the default random generators: a resumed run would differ from an uninterrupted one.
+  /// Called on the training thread after each evaluation, before it is logged. May add metrics, print samples, freeze
+  /// and unfreeze parameters and add groups to the optimizer. Modes that it changes (train(), eval()) are those from
+  /// before again when it returns, and a warning is logged once. Must not draw from the default random generators: a
+  /// resumed run would differ from an uninterrupted one.
   std::function<void(int64_t step, Metrics& metrics)> on_evaluation = nullptr;
   /// Receives the records; RunLogger combines several sinks. Not owned; nullptr logs nothing.
   Logger* logger = nullptr;
@@ -205,6 +207,10 @@ struct FitOptions {
 /// A run that is stopped at any moment, also within an epoch, and resumed from its checkpoint is bitwise identical to
 /// an uninterrupted one. The checkpoint contains weights, optimizer, schedule, scaler, random generators and the
 /// position in the data. Steps read nothing back from the device; a record is read when its asynchronous copy is done.
+///
+/// Each module is trained in the mode that it has when fit() begins: fit() calls neither train() nor eval(), so a
+/// frozen BatchNorm that the model factory puts in evaluation mode stays in it. Evaluations restore the modes. A model
+/// in evaluation mode, as load_gpt2() returns it, is trained so, and a warning is logged.
 ///
 /// Not thread-safe; fit runs on the calling thread.
 class Trainer {
