@@ -63,14 +63,21 @@ absl::StatusOr<TrainingTask> RecommenderApp::open(RunContext& context) {
                               resolve_batch(context.parser, context.run, placement.batch.replicas));
   }
   if (!rounding_.empty()) description.emplace_back("batch", rounding_);
-  return TrainingTask{.recipe = session_->recipe(run, placement, training),
-                      .training_set = training.rows(),
-                      .validation_set = validation.rows(),
-                      .loss = session_->loss(training, placement.plan.devices),
-                      .validation_loss = session_->loss(validation, placement.plan.devices),
-                      .keep_best = true,
-                      .data_digest = session_->interactions().digest(),
-                      .description = std::move(description)};
+  const std::string chosen = fit_regularisation(context.parser, context.run, options_, training.triplets->size());
+  if (!chosen.empty()) description.emplace_back("chosen", chosen);
+  return TrainingTask{
+      .recipe = session_->recipe(run, placement, training),
+      .training_set = training.rows(),
+      .validation_set = validation.rows(),
+      .loss = session_->loss(training, placement.plan.devices),
+      .validation_loss = session_->loss(validation, placement.plan.devices),
+      .make_optimizer =
+          [this, run = context.run, replicas = context.placement.batch.replicas](const torch::nn::Module& model) {
+            return make_optimizer(run, replicas, options_.embedding_decay, model);
+          },
+      .keep_best = true,
+      .data_digest = session_->interactions().digest(),
+      .description = std::move(description)};
 }
 
 void RecommenderApp::configure(RunContext& context, TrainerOptions& options, DeviceReplicator& devices) {
@@ -88,6 +95,8 @@ void RecommenderApp::configure(RunContext& context, TrainerOptions& options, Dev
 absl::Status RecommenderApp::on_evaluation(RunContext&, int64_t, Metrics& metrics, DeviceReplicator& devices) {
   const RankingVectors vectors = dynamic_cast<Recommender&>(*devices.module()).vectors();
   metrics.merge(session_->validation().score(vectors.users, vectors.items));
+  if (!popularity_) popularity_ = session_->validation().score_popularity().at(options_.metric);
+  metrics[kPopularity + options_.metric] = *popularity_;
   return absl::OkStatus();
 }
 
@@ -101,6 +110,8 @@ absl::StatusOr<Metrics> RecommenderApp::test(RunContext& context, const TrainedM
   TRAINKIT_ASSIGN_OR_RETURN(scores_,
                             write_results(context.run, *session_, trained.result, *trained.best,
                                           dynamic_cast<Recommender&>(*trained.devices.module()), trained.logger));
+  const std::string warning = compare_with_popularity(trained.result.best_evaluation, scores_, options_.metric);
+  if (!warning.empty()) trained.logger.print("warning: " + warning);
   return scores_.model.empty() ? Metrics{} : scores_.summary();
 }
 

@@ -35,6 +35,7 @@ class RecommenderApp final : public App {
   RecOptions options_;
   std::string rounding_;  // line about a changed number of rows per step; empty if none
   std::optional<Session> session_;
+  std::optional<double> popularity_;  // its score in validation
   TestScores scores_;
   int64_t best_step_ = -1;
 };

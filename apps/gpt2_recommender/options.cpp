@@ -17,6 +17,8 @@ namespace trainkit::rec {
 namespace {
 
 constexpr int64_t kMostPlanned = 1 << 24;
+constexpr int64_t kDefaultBatch = 2048;
+constexpr int64_t kPatienceOfFewRows = 40;  // their scores vary more from epoch to epoch
 
 /// Scores of a list, as ranking_scores names them.
 const char* const kMetrics[] = {"ndcg", "recall", "hit", "mrr", "precision"};
@@ -106,6 +108,12 @@ void add_model_flags(ConfigParser& parser, RecOptions& options) {
       {.help = "gpt2: embeddings, GPT-2 over the texts of users and items, and an MLP. bpr_mf: matrix factorisation.",
        .choices = {"gpt2", "bpr_mf"}});
   add("embed_dim", &options.embed_dim, {.help = "Length of the vectors of users and items.", .min = 1, .max = 4096});
+  add("embedding_decay", &options.embedding_decay,
+      {.help =
+           "Weight decay of the vectors of users and items. Default: --weight_decay if given, else 100 / sqrt(training "
+           "interactions), at most 1.",
+       .min = 0,
+       .max = 1000});
 }
 
 void add_gpt2_flags(ConfigParser& parser, RecOptions& options) {
@@ -210,8 +218,8 @@ absl::Status check_model(const ConfigParser& parser, const RecOptions& options) 
 void set_run_defaults(RunOptions& run) {
   run.output_dir = "runs/gpt2rec";
   run.epochs = 300;
-  run.global_batch_size = 2048;
-  run.batch_size = {2048};
+  run.global_batch_size = kDefaultBatch;
+  run.batch_size = {kDefaultBatch};
   run.lr = 1e-3;
   run.weight_decay = 0;
   run.grad_clip = 0;
@@ -293,6 +301,21 @@ std::string fit_default_batch(const ConfigParser& parser, RunOptions& run, int64
       "{} rows per step instead of {}: {} training rows give {} steps per epoch, at least {} (--batch_size or "
       "--global_batch_size sets another batch)",
       *run.global_batch_size, before, rows, (rows + *run.global_batch_size - 1) / *run.global_batch_size, kLeastSteps);
+}
+
+std::string fit_regularisation(const ConfigParser& parser, RunOptions& run, RecOptions& options, int64_t rows) {
+  if (!run.resume.empty() || rows < 1) return {};
+  std::string text;
+  if (parser.is_default("embedding_decay") && parser.is_default("weight_decay")) {
+    const double decay = std::min(1.0, 100 / std::sqrt(static_cast<double>(rows)));
+    options.embedding_decay = std::round(decay * 100) / 100;
+    text = fmt::format("--embedding_decay {} for {} training rows", *options.embedding_decay, rows);
+  }
+  if (parser.is_default("early_stopping") && rows < kLeastSteps * kDefaultBatch) {
+    run.early_stopping = kPatienceOfFewRows;
+    text += fmt::format("{}--early_stopping {}", text.empty() ? "" : ", ", run.early_stopping);
+  }
+  return text;
 }
 
 absl::Status check_rec_options(const ConfigParser& parser, const RunOptions& run, const RecOptions& options) {

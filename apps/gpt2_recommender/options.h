@@ -74,6 +74,9 @@ struct RecOptions {
   /// Whether its output is cached.
   bool is_cached() const { return use_cache.value_or(is_frozen()); }
 
+  /// Weight decay of the vectors of users and items. Unset: that of RunOptions::weight_decay.
+  std::optional<double> embedding_decay = {};
+
   // Ranking
   std::vector<int64_t> topk = {5, 10, 20};
   /// Sampled items that a user's positives are ranked against, per positive or per user (`sampled_for`). 0: all items.
@@ -108,6 +111,12 @@ std::string share_global_batch(const ConfigParser& parser, RunOptions& run, int6
 /// per epoch. Returns a sentence with the batch and the reason; empty if nothing changed. A batch that was given stays,
 /// as does that of a resumed run.
 std::string fit_default_batch(const ConfigParser& parser, RunOptions& run, int64_t replicas, int64_t rows);
+
+/// Chooses --embedding_decay and --early_stopping by the number of training rows, as far as neither they nor
+/// --weight_decay were given: a decay of min(1, 100 / sqrt(rows)), and a patience of 40 evaluations for data with which
+/// fit_default_batch reduces the batch. Returns a sentence with the values; empty if none was chosen. A resumed run
+/// keeps its values.
+std::string fit_regularisation(const ConfigParser& parser, RunOptions& run, RecOptions& options, int64_t rows);
 
 /// Checks the rules between the flags. An error names the source of the value (flag, file, preset).
 absl::Status check_rec_options(const ConfigParser& parser, const RunOptions& run, const RecOptions& options);

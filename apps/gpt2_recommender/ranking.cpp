@@ -24,25 +24,25 @@ constexpr int64_t kDeviceBlock = 1024;
 constexpr int64_t kScoreChunk = 64;
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
-/// Returns whether one of x[0..kScoreChunk) is above `least`. Has no early exit, so that it vectorises.
-TRAINKIT_VECTORIZED bool any_above(const float* x, float least) {
-  int above = 0;
-  for (int64_t i = 0; i < kScoreChunk; ++i) above |= x[i] > least;
-  return above != 0;
+/// Returns whether one of x[0..kScoreChunk) is at least `least`. Has no early exit, so that it vectorises.
+TRAINKIT_VECTORIZED bool any_of_at_least(const float* x, float least) {
+  int found = 0;
+  for (int64_t i = 0; i < kScoreChunk; ++i) found |= x[i] >= least;
+  return found != 0;
 }
 
-/// Keeps the k best items so far, best first, by insertion. A later item with an equal score is not inserted, so the
-/// lower number wins. NaN is never inserted.
+/// Keeps the k best items of a user so far, best first, by insertion. Neither NaN nor kNever is inserted.
 class TopList {
  public:
-  TopList(int64_t* items, int64_t k) : items_(items), scores_(static_cast<size_t>(k), kNever), k_(k) {
+  TopList(int64_t* items, int64_t k, int64_t user)
+      : items_(items), scores_(static_cast<size_t>(k), kNever), k_(k), user_(user) {
     std::fill(items, items + k, -1);
   }
   float least() const { return scores_.back(); }
   void offer(float score, int64_t item) {
-    if (!(score > least())) return;
+    if (!(score > kNever) || !is_before(score, item, k_ - 1)) return;
     int64_t at = k_ - 1;
-    for (; at > 0 && score > scores_[at - 1]; --at) {
+    for (; at > 0 && is_before(score, item, at - 1); --at) {
       scores_[at] = scores_[at - 1];
       items_[at] = items_[at - 1];
     }
@@ -51,20 +51,37 @@ class TopList {
   }
 
  private:
+  /// See Note [Equal scores].
+  uint64_t tie_order(int64_t item) const { return hash_key(0x71e5u, user_, item); }
+  bool is_before(float score, int64_t item, int64_t at) const {
+    return score > scores_[at] || (score == scores_[at] && tie_order(item) < tie_order(items_[at]));
+  }
   int64_t* items_;
   std::vector<float> scores_;
-  int64_t k_;
+  int64_t k_, user_;
 };
 
-/// Finds the k best of `count` scores. Skips chunks without a score above the k-th best so far, which are nearly all.
-void search_row(const float* scores, int64_t count, int64_t k, int64_t* out) {
-  TopList list(out, k);
+// Note [Equal scores]
+// ~~~~~~~~~~~~~~~~~~~
+// Items are numbered as they first appear in the data, so low numbers are popular items. Equal scores in the order of
+// the numbers would give a model that has learned nothing (all scores equal) the scores of a good one. Each user has an
+// own pseudo-random order of the items instead: a hash of user and item. On a GPU, topk orders equal scores
+// arbitrarily, so the CPU searches the rows in which it found some.
+
+/// Finds the k best of `count` scores. Skips chunks without a score as good as the k-th best so far, which are nearly
+/// all.
+void search_row(const float* scores, int64_t count, int64_t k, int64_t user, int64_t* out) {
+  TopList list(out, k, user);
   int64_t i = 0;
   for (; i + kScoreChunk <= count; i += kScoreChunk) {
-    if (!any_above(scores + i, list.least())) continue;
+    if (!any_of_at_least(scores + i, list.least())) continue;
     for (int64_t j = i; j < i + kScoreChunk; ++j) list.offer(scores[j], j);
   }
   for (; i < count; ++i) list.offer(scores[i], i);
+}
+
+int64_t number_of(std::span<const int64_t> numbers, int64_t row) {
+  return numbers.empty() ? row : numbers[static_cast<size_t>(row)];
 }
 
 /// Calls visit(user, scores of all items) for every user, from several threads. `visit` may change the scores.
@@ -84,9 +101,23 @@ void for_each_row(const at::Tensor& users, const at::Tensor& items, Visit visit)
   });
 }
 
-at::Tensor top_items_on_device(const at::Tensor& users, const at::Tensor& items, const UserItems& excluded, int64_t k) {
+/// Searches the rows again in whose `best` scores (N, k + 1), best first, some are equal. See Note [Equal scores].
+void order_ties(at::Tensor& lists, const at::Tensor& best, const at::Tensor& scores, int64_t first,
+                std::span<const int64_t> numbers) {
+  const at::Tensor left = best.narrow(1, 0, best.size(1) - 1), right = best.narrow(1, 1, best.size(1) - 1);
+  const at::Tensor rows = left.eq(right).logical_and_(left.ne(kNever)).any(1).nonzero().view(-1);
+  const at::Tensor copy = scores.index_select(0, rows).cpu(), at_rows = rows.cpu();
+  for (int64_t i = 0; i < copy.size(0); ++i) {
+    const int64_t row = at_rows.const_data_ptr<int64_t>()[i];
+    search_row(copy.const_data_ptr<float>() + i * copy.size(1), copy.size(1), lists.size(1),
+               number_of(numbers, first + row), lists.mutable_data_ptr<int64_t>() + row * lists.size(1));
+  }
+}
+
+at::Tensor top_items_on_device(const at::Tensor& users, const at::Tensor& items, const UserItems& excluded, int64_t k,
+                               std::span<const int64_t> numbers) {
   std::vector<at::Tensor> lists;
-  const int64_t most = std::min(k, items.size(0));
+  const int64_t most = std::min(k, items.size(0)), with_next = std::min(k + 1, items.size(0));
   for (int64_t first = 0; first < users.size(0); first += kDeviceBlock) {
     const int64_t size = std::min(kDeviceBlock, users.size(0) - first);
     at::Tensor scores = at::mm(users.narrow(0, first, size).to(at::kFloat), items.to(at::kFloat).t());
@@ -95,9 +126,12 @@ at::Tensor top_items_on_device(const at::Tensor& users, const at::Tensor& items,
       for (const int32_t item : excluded.of(first + i)) where.push_back(i * items.size(0) + item);
     }
     scores.view(-1).index_fill_(0, at::tensor(where, at::kLong).to(users.device()), kNever);
-    auto [best, list] = scores.nan_to_num(kNever, std::nullopt, kNever).topk(most, 1);
-    list = at::where(best.eq(kNever), -1, list).cpu();
-    lists.push_back(at::constant_pad_nd(list, {0, k - most}, -1));
+    scores = scores.nan_to_num_(kNever, std::numeric_limits<double>::infinity(), kNever);
+    const auto [best, order] = scores.topk(with_next, 1);
+    at::Tensor list = at::where(best.eq(kNever), -1, order).narrow(1, 0, most).cpu();
+    list = at::constant_pad_nd(list, {0, k - most}, -1);
+    order_ties(list, best, scores, first, numbers);
+    lists.push_back(list);
   }
   return at::cat(lists);
 }
@@ -217,19 +251,20 @@ absl::StatusOr<UserItems> listed_candidates(const Interactions& interactions, co
 
 }  // namespace
 
-at::Tensor top_items(const at::Tensor& users, const at::Tensor& items, const UserItems& excluded, int64_t k) {
+at::Tensor top_items(const at::Tensor& users, const at::Tensor& items, const UserItems& excluded, int64_t k,
+                     std::span<const int64_t> numbers) {
   TORCH_CHECK_VALUE(k >= 1, "k must be >= 1, got ", k);
   TORCH_CHECK_VALUE(users.dim() == 2 && items.dim() == 2 && users.size(1) == items.size(1), "users (U, D) and items ",
                     "(I, D) expected, got ", users.sizes(), " and ", items.sizes());
   TORCH_CHECK_VALUE(users.size(0) == excluded.num_users(), "vectors of ", users.size(0), " users, excluded items of ",
                     excluded.num_users());
   const c10::InferenceMode guard;
-  if (!users.is_cpu()) return top_items_on_device(users, items, excluded, k);
+  if (!users.is_cpu()) return top_items_on_device(users, items, excluded, k, numbers);
   at::Tensor lists = at::empty({users.size(0), k}, at::kLong);
   int64_t* out = lists.mutable_data_ptr<int64_t>();
   for_each_row(users, items, [&](int64_t user, float* scores) {
     for (const int32_t item : excluded.of(user)) scores[item] = kNever;
-    search_row(scores, items.size(0), k, out + user * k);
+    search_row(scores, items.size(0), k, number_of(numbers, user), out + user * k);
   });
   return lists;
 }
@@ -239,7 +274,7 @@ at::Tensor top_candidates(const at::Tensor& users, const at::Tensor& items, cons
   at::Tensor lists = at::empty({users.size(0), k}, at::kLong);
   int64_t* out = lists.mutable_data_ptr<int64_t>();
   for_each_row(users.cpu(), items.cpu(), [&](int64_t user, const float* scores) {
-    TopList list(out + user * k, k);
+    TopList list(out + user * k, k, user);
     for (const int32_t item : candidates.of(user)) list.offer(scores[item], item);
   });
   return lists;

@@ -17,12 +17,14 @@ namespace trainkit::rec {
 
 /// Returns the `k` items with the highest scores for each user, best first: (U, k) int64 on the CPU. The score of a
 /// pair is the inner product of its vectors; users (U, D) and items (I, D) have one floating-point type and device.
-/// `excluded` items are not recommended. An entry is -1 if fewer than k items are left or scores are NaN. Of equal
-/// scores the lower item number comes first on the CPU.
+/// `excluded` items are not recommended. An entry is -1 if fewer than k items are left or scores are NaN. Items with
+/// equal scores have a pseudo-random order, fixed for each user: `numbers` has the number of each row's user (default:
+/// the row). A model whose scores are all equal thus has the scores of random lists.
 ///
 /// On the CPU it multiplies and searches one block of users at a time, while the scores are in the cache, with all
 /// intra-op threads. On other devices it computes, masks and searches a block on the device. Synchronises.
-at::Tensor top_items(const at::Tensor& users, const at::Tensor& items, const UserItems& excluded, int64_t k);
+at::Tensor top_items(const at::Tensor& users, const at::Tensor& items, const UserItems& excluded, int64_t k,
+                     std::span<const int64_t> numbers = {});
 
 /// Returns the same among `candidates` only.
 at::Tensor top_candidates(const at::Tensor& users, const at::Tensor& items, const UserItems& candidates, int64_t k);

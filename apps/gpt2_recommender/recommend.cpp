@@ -97,7 +97,7 @@ absl::StatusOr<int> run_recommend(const TrainedRun& run, const RecOptions& optio
   }
   const at::Tensor rows = at::tensor(users, at::kLong).to(vectors.users.device());
   const auto lists =
-      recommend(vectors.users.index_select(0, rows), vectors.items, items_of(catalog, users), asked.top_n);
+      recommend(vectors.users.index_select(0, rows), vectors.items, items_of(catalog, users), asked.top_n, users);
   if (all) {
     TRAINKIT_RETURN_IF_ERROR(write_lists(asked.all_users, catalog, lists));
     print_line(fmt::format("wrote {} with {} users", asked.all_users, users.size()));
@@ -131,8 +131,8 @@ void add_top_n(ConfigParser& parser, RecommendOptions& asked) {
 }  // namespace
 
 std::vector<std::vector<ScoredItem>> recommend(const at::Tensor& users, const at::Tensor& items, const UserItems& seen,
-                                               int64_t top_n) {
-  const at::Tensor lists = top_items(users, items, seen, std::min(top_n, items.size(0)));
+                                               int64_t top_n, std::span<const int64_t> numbers) {
+  const at::Tensor lists = top_items(users, items, seen, std::min(top_n, items.size(0)), numbers);
   const at::Tensor rows = users.to(at::kFloat).cpu(), columns = items.to(at::kFloat).cpu();
   std::vector<std::vector<ScoredItem>> all(static_cast<size_t>(users.size(0)));
   for (int64_t user = 0; user < users.size(0); ++user) {

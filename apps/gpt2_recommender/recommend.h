@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "gpt2_recommender/models.h"
@@ -19,9 +20,9 @@ struct ScoredItem {
 };
 
 /// Returns the `top_n` best items for each row of `users` (N, D), best first, without the items that the same row of
-/// `seen` holds: top_items and the inner products. Rows have fewer items if fewer are left.
+/// `seen` holds: top_items (which explains `numbers`) and the inner products. Rows have fewer items if fewer are left.
 std::vector<std::vector<ScoredItem>> recommend(const at::Tensor& users, const at::Tensor& items, const UserItems& seen,
-                                               int64_t top_n);
+                                               int64_t top_n, std::span<const int64_t> numbers = {});
 
 /// Returns the `top_n` items whose vectors have the largest cosine with that of `item`, without `item` itself.
 std::vector<ScoredItem> similar_items(const at::Tensor& items, int64_t item, int64_t top_n);

@@ -1,6 +1,7 @@
 #include "gpt2_recommender/results.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <nlohmann/json.hpp>
 
@@ -122,6 +123,23 @@ std::string score_table(const TestScores& scores) {
     text += fmt::format("| {} | {:.4f} | {:.4f} |\n", name, scores.model.at(name), scores.popularity.at(name));
   }
   return text;
+}
+
+std::string compare_with_popularity(const Metrics& best_evaluation, const TestScores& scores,
+                                    const std::string& metric) {
+  std::vector<std::string> parts;
+  const auto compare = [&](const char* part, const Metrics& model, const Metrics& popularity, const std::string& name) {
+    const auto ours = model.find(metric), theirs = popularity.find(name);
+    if (ours == model.end() || theirs == popularity.end() || ours->second >= theirs->second) return;
+    parts.push_back(fmt::format("{:.4f} against {:.4f} in {}", ours->second, theirs->second, part));
+  };
+  compare("validation", best_evaluation, best_evaluation, kPopularity + metric);
+  compare("the test", scores.model, scores.popularity, metric);
+  if (parts.empty()) return {};
+  return fmt::format(
+      "{} of the model is lower than that of recommending the most popular items to everyone: {}; try another "
+      "--embedding_decay, --lr or --early_stopping, or collect more interactions",
+      metric, fmt::join(parts, ", "));
 }
 
 std::string describe_result(const TrainerResult& result, const TestScores& scores, const std::string& metric,

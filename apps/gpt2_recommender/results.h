@@ -56,6 +56,14 @@ absl::Status write_result_page(const std::string& folder, const TestScores& scor
 /// Formats the test scores and the protocol as a Markdown table.
 std::string score_table(const TestScores& scores);
 
+/// Prefix of the popularity baseline's score among the metrics of a validation.
+inline constexpr const char* kPopularity = "popularity_";
+
+/// Returns a warning if the best validation or the test has a lower score than the recommendation of the most popular
+/// items to everyone; else "".
+std::string compare_with_popularity(const Metrics& best_evaluation, const TestScores& scores,
+                                    const std::string& metric);
+
 /// Formats the scores of validation and test as lines. `metric` chose the weights.
 std::string describe_result(const TrainerResult& result, const TestScores& scores, const std::string& metric,
                             int64_t best_step);

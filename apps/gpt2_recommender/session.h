@@ -105,6 +105,11 @@ std::shared_ptr<Recommender> make_recommender(const RecOptions& options, const I
 /// Makes AdamW with the settings of the flags, without parameters.
 std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replicas);
 
+/// Makes the same with the parameters of `model`. With `embedding_decay` the vectors of users and items are a group
+/// with that weight decay.
+std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replicas,
+                                          std::optional<double> embedding_decay, const torch::nn::Module& model);
+
 /// Frees the caches of GPT-2's output on all devices and switches to dynamic mode, which gives the same loss. Returns
 /// false if no model has a cache.
 bool leave_cache_mode(DeviceReplicator& devices);

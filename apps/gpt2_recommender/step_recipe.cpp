@@ -85,6 +85,27 @@ std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replica
   return std::make_unique<AdamW>(AdamWOptions{.lr = resolve_lr(run, replicas), .weight_decay = run.weight_decay});
 }
 
+std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replicas,
+                                          std::optional<double> embedding_decay, const torch::nn::Module& model) {
+  std::unique_ptr<Optimizer> optimizer = make_optimizer(run, replicas);
+  if (!embedding_decay) return optimizer;
+  ParamGroup embeddings{.params = {}, .weight_decay = embedding_decay, .name = "embeddings"};
+  std::vector<ParamGroup> groups = default_param_groups(model);
+  for (ParamGroup& group : groups) {
+    std::vector<NamedParameter> others;
+    for (NamedParameter& parameter : group.params) {
+      const bool is_vector =
+          parameter.name.starts_with("user_embedding") || parameter.name.starts_with("item_embedding");
+      (is_vector ? embeddings.params : others).push_back(std::move(parameter));
+    }
+    group.params = std::move(others);
+  }
+  groups.insert(groups.begin(), std::move(embeddings));
+  std::erase_if(groups, [](const ParamGroup& group) { return group.params.empty(); });
+  optimizer->add_param_groups(std::move(groups));
+  return optimizer;
+}
+
 bool leave_cache_mode(DeviceReplicator& devices) {
   bool left = false;
   for (int64_t replica = 0; replica < devices.replicas(); ++replica) {

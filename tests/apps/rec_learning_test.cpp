@@ -95,3 +95,52 @@ TEST_CASE("A continued run keeps its batch", "[apps][rec]") {
   CHECK(resumed.code == 0);
   CHECK_THAT(resumed.output, Catch::Contains("= 32 per step") && !Catch::Contains("instead of"));
 }
+
+TEST_CASE("bpr_mf with default flags reaches 1.1 times the NDCG of popularity on the demo data", "[apps][rec]") {
+  const RecPlace place;
+  REQUIRE(run_default(place, {"--make_demo_data", place.dir / "demo"}).code == 0);
+  const Ended ended = run_default(
+      place, {"--data_dir", place.dir / "demo/ml-1m", "--output_dir", place.dir / "run", "--model", "bpr_mf"});
+  INFO(ended.output << ended.errors);
+  REQUIRE(ended.code == 0);
+  CHECK(ended.output.find("popularity_ndcg@10") != std::string::npos);  // next to each validation
+  CHECK(ended.output.find("most popular items to everyone") == std::string::npos);
+  const auto summary = nlohmann::json::parse(read_text(place.dir / "run" + "/summary.json"));
+  CHECK(summary.at("ndcg@10") >= 1.1 * summary.at("popularity").at("ndcg@10").get<double>());
+}
+
+TEST_CASE("A warning says that the model ranks worse than popularity", "[apps][rec]") {
+  const RecPlace place;
+  REQUIRE(run_default(place, {"--make_demo_data", place.dir / "demo"}).code == 0);
+  const Ended ended = run_default(place, {"--data_dir", place.dir / "demo/ml-1m", "--output_dir", place.dir / "run",
+                                          "--model", "bpr_mf", "--epochs", "1", "--lr", "1e-7"});
+  INFO(ended.output << ended.errors);
+  REQUIRE(ended.code == 0);
+  CHECK_THAT(ended.output, Catch::Contains("warning: ndcg@10 of the model is lower than that of recommending the most "
+                                           "popular items to everyone: 0.") &&
+                               Catch::Contains(" in validation, 0.") && Catch::Contains(" in the test; try another"));
+}
+
+TEST_CASE("Decay and patience follow the number of rows; given values stay, and a resumed run keeps its own",
+          "[apps][rec]") {
+  const RecPlace place;
+  write_tastes(place.dir / "pairs.csv");
+  const auto config_of = [&](std::vector<std::string> more, const std::string& folder) {
+    more.insert(more.end(), {"--data_dir", place.dir / "pairs.csv", "--output_dir", place.dir / folder, "--model",
+                             "bpr_mf", "--epochs", "1"});
+    const Ended ended = run_default(place, more);
+    INFO(ended.errors);
+    REQUIRE(ended.code == 0);
+    return ended.output + read_text(place.dir / folder + "/config.yaml");
+  };
+  using Catch::Contains;
+  CHECK_THAT(config_of({}, "a"), Contains("--embedding_decay 1 for 3900 training rows, --early_stopping 40") &&
+                                     Contains("embedding_decay: 1 ") && Contains("early_stopping: 40"));
+  CHECK_THAT(config_of({"--weight_decay", "0", "--early_stopping", "7"}, "b"),
+             !Contains("training rows,") && !Contains("embedding_decay: 1") && Contains("early_stopping: 7"));
+  CHECK_THAT(config_of({"--embedding_decay", "0.5"}, "c"), Contains("embedding_decay: 0.5"));
+  const Ended resumed = run_default(place, {"--output_dir", place.dir / "c", "--resume", "latest", "--epochs", "2"});
+  INFO(resumed.errors);
+  CHECK(resumed.code == 0);
+  CHECK_THAT(read_text(place.dir / "c" + "/config.yaml"), Contains("embedding_decay: 0.5"));
+}

@@ -100,11 +100,40 @@ TEST_CASE("The lists equal a sort of all scores without excluded items", "[apps]
   at::set_num_threads(threads);
 }
 
-TEST_CASE("Ties are ordered by lower index, and items that cannot be ranked are -1", "[apps][rec]") {
+TEST_CASE("Items with equal scores have a fixed random order of each user, also among candidates", "[apps][rec]") {
+  constexpr int64_t kUsers = 400, kItems = 100;
+  std::vector<std::tuple<int32_t, int32_t, Part>> rows;
+  for (int32_t user = 0; user < kUsers; ++user) {
+    rows.emplace_back(user, user % 5, Part::kTest);  // the first items are the popular ones
+    rows.emplace_back(user, 5 + user % 7, Part::kTrain);
+  }
+  const Made made = make(kUsers, kItems, rows);
+  const at::Tensor users = at::zeros({kUsers, 3}), items = at::randn({kItems, 3});
+  for (const int64_t sampled : {0, 49}) {
+    const RankingOptions options{.ks = {10}, .sampled_negatives = sampled};
+    const Ranking ranking = Ranking::create(made.data, made.split, options).value();
+    const double hit = ranking.score(users, items).at("hit@10"), chance = sampled ? 10.0 / 50 : 10.0 / 99;
+    CHECK(std::abs(hit - chance) < 4 * std::sqrt(chance * (1 - chance) / kUsers));
+    CHECK(ranking.score(users, items) == ranking.score(users, items));
+  }
+  const UserItems none(made.data, made.split, {Part::kValidation});
+  const at::Tensor lists = top_items(users, items, none, 10);
+  CHECK_FALSE(lists[0].equal(lists[1]));
+  const int64_t numbers[] = {7, 3};  // rows of other users have the order of these users
+  const Made two = make(2, kItems, {});
+  const UserItems none_of_two(two.data, two.split, {Part::kValidation});
+  const at::Tensor some = top_items(users.narrow(0, 0, 2), items, none_of_two, 10, numbers);
+  CHECK(some[0].equal(lists[7]));
+  CHECK(some[1].equal(lists[3]));
+}
+
+TEST_CASE("Items that cannot be ranked are -1", "[apps][rec]") {
   const Made made = make(2, 5, {{0, 1, Part::kTrain}, {0, 0, Part::kTrain}, {1, 4, Part::kTest}});
   const UserItems left_out(made.data, made.split, {Part::kTrain});
   const at::Tensor same = top_items(at::ones({2, 1}), at::ones({5, 1}), left_out, 6);
-  CHECK(same.equal(at::tensor(at::ArrayRef<int64_t>{2, 3, 4, -1, -1, -1, 0, 1, 2, 3, 4, -1}).view({2, 6})));
+  CHECK(std::get<0>(same[0].sort()).equal(at::tensor(at::ArrayRef<int64_t>{-1, -1, -1, 2, 3, 4})));
+  CHECK(std::get<0>(same[1].sort()).equal(at::tensor(at::ArrayRef<int64_t>{-1, 0, 1, 2, 3, 4})));
+  CHECK(same.narrow(1, 5, 1).eq(-1).all().item<bool>());
   const at::Tensor nan = at::tensor({1.0f, NAN, 3.0f, NAN, 2.0f}).unsqueeze(1);
   CHECK(top_items(at::ones({2, 1}), nan, left_out, 3)[1].equal(at::tensor(at::ArrayRef<int64_t>{2, 4, 0})));
 }

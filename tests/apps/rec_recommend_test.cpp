@@ -126,8 +126,8 @@ TEST_CASE("similar lists the items of the largest cosine", "[apps][rec]") {
   train_rec(place);
   const Ended ended = run_rec(place, {"similar", place.dir / "run", "--item", Trained(place).interactions.items[0].id});
   CHECK(ended.code == 0);
-  CHECK(ended.output.find("  20  ") != std::string::npos);
-  CHECK(ended.output.find("  21  ") == std::string::npos);
+  CHECK(ended.output.find("\n  20  ") != std::string::npos);
+  CHECK(ended.output.find("\n  21  ") == std::string::npos);
 }
 
 TEST_CASE("recommend works with GPT-2 and its texts, without the data set", "[apps][rec]") {
