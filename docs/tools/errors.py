@@ -16,7 +16,7 @@ TABLE, PAGE = "docs/errors.toml", "docs/errors.md"
 FOLDERS = ("libtrainkit/include", "libtrainkit/src", "apps")
 
 # Text that looks like an id: names of state entries, of pickled types and of files.
-NOT_IDS = {"config.data", "torch.cuda", "torch.storage"}
+NOT_IDS = {"config.data", "torch.cuda", "torch.device", "torch.serialization", "torch.storage", "torch.strided"}
 FILE_NAME = re.compile(r"\.(html|json|pkl|txt|yaml)$")
 # Ids made of two parts: the class, and a pattern of the calls that supply the rest.
 COMPOSED = {

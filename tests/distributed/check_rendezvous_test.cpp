@@ -38,6 +38,7 @@ struct Listener {
 TEST_CASE("A master that cannot be resolved is an immediate error") {
   const LaunchEnvironment launch{.rank = 1, .world_size = 2, .master_addr = "no-such-host.invalid"};
   CHECK_THAT(line(check_rendezvous(launch)), Catch::Contains("MASTER_ADDR: does not resolve"));
+  CHECK(check_rendezvous({.rank = 1, .world_size = 2, .master_addr = "[::1]"}).ok());
 }
 
 TEST_CASE("A port in use is an error on the rank that would listen, and on no other") {

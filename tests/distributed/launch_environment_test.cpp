@@ -163,6 +163,13 @@ TEST_CASE("IPv4 and IPv6 addresses are accepted unchanged") {
     CHECK(read(with(kTorchrun, {{"MASTER_ADDR", address}})).master_addr == address);
 }
 
+TEST_CASE("An IPv6 address in brackets is read without them") {
+  CHECK(read(with(kTorchrun, {{"MASTER_ADDR", "[::1]"}})).master_addr == "::1");
+  CHECK(read(with(kTorchrun, {{"MASTER_ADDR", "[fe80::1%eth0]"}})).master_addr == "fe80::1%eth0");
+  const auto any = read_launch_environment(with(kTorchrun, {{"MASTER_ADDR", "[::]"}}));
+  CHECK_THAT(line(any.status()), Catch::Contains("MASTER_ADDR: is not an address to connect to"));
+}
+
 TEST_CASE("The variables of Slurm are read, and the master is the first host of the step") {
   const LaunchEnvironment launch = read(kSlurm);
   CHECK(launch.launcher == Launcher::kSlurm);

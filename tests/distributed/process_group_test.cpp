@@ -144,6 +144,9 @@ TEST_CASE("Invalid addresses, ports and ranks are errors before any rank waits",
   two_machines.local_world_size = 2;
   CHECK_THAT(text_of(ProcessGroup::create(two_machines).status()),
              Catch::Contains("--dist_bind: the loopback address is not reachable from other machines"));
+  two_machines.master_addr = "no-such-host.invalid";
+  CHECK_THAT(text_of(ProcessGroup::create(two_machines).status()),
+             Catch::Contains("MASTER_ADDR: does not resolve (got 'no-such-host.invalid'"));
   CHECK(!ProcessGroup::create(launch_of(2, 2, free_port())).ok());
 }
 

@@ -2,7 +2,7 @@
 #include <random>
 
 #include "test_util.h"
-#include "torch_bytes.h"
+#include "torch_hostile.h"
 #include "trainkit/io/weight_file.h"
 
 using namespace trainkit;
@@ -165,6 +165,44 @@ TEST_CASE("Several sets of tensors without a known name are listed", "[io][torch
   CHECK(error_of(prefix.status())->got == "encoder, decoder");
   write_zip(dir / "none", archive_of(pickled("}")));
   CHECK(absl::IsNotFound(TorchFile::open(dir / "none")->state_dict_prefix().status()));
+}
+
+TEST_CASE("Objects next to weights are listed by their class, and tensors with attributes are read",
+          "[io][torch_file]") {
+  TempDir dir;
+  const std::string tensor = p_tensor(p_storage("FloatStorage", "0", p_int(1)), "K\0"s, "K\1\x85", "K\1\x85");
+  const std::string hooks = join({p_global("collections", "OrderedDict"), ")R"});
+  const std::string attributes = join({"}", p_text("extra"), p_text("hello"), "s"});
+  const std::string rebuild = p_global("torch._utils", "_rebuild_tensor_v2");
+  const std::string arguments =
+      p_tuple({p_storage("FloatStorage", "0", p_int(1)), "K\0"s, "K\1\x85", "K\1\x85", "\x89", hooks});
+  const std::string dtype = join({p_global("numpy", "dtype"), p_tuple({p_text("f8"), "\x89", "\x88"}), "R",
+                                  p_tuple({"K\3", p_text("<"), "N"}), "b"});
+  const std::string bytes = join({p_global("_codecs", "encode"), p_text("abcdefgh"), p_text("latin1"), "\x86R"});
+  const std::vector<std::pair<std::string, std::string>> entries = {
+      {"w", join({p_global("torch._utils", "_rebuild_parameter_with_state"),
+                  p_tuple({tensor, "\x88", hooks, attributes}), "R"})},
+      {"b", join({p_global("torch._tensor", "_rebuild_from_type_v2"),
+                  p_tuple({rebuild, p_global("torch.nn.parameter", "Buffer"), arguments, attributes}), "R"})},
+      {"device", join({p_global("torch", "device"), p_text("cuda"), "K\1\x86R"})},
+      {"layout", call("torch.serialization", "_get_layout", p_text("torch.strided"))},
+      {"best_acc1", join({p_global("numpy._core.multiarray", "scalar"), dtype, bytes, "\x86R"})},
+      {"args", join({p_global("argparse", "Namespace"), ")\x81", attributes, "b"})},
+      {"counts",
+       join({p_global("collections", "defaultdict"), p_global("__builtin__", "int"), "\x85R", p_text("a"), "K\7s"})}};
+  std::string pickle = "}";
+  for (const auto& [name, value] : entries) pickle += p_text(name) + value + "s";
+  write_zip(dir / "f", archive_of(pickled(pickle), {little_endian(4.0f)}));
+  const auto file = TorchFile::open(dir / "f");
+  REQUIRE(file.status() == absl::OkStatus());
+  CHECK(file->names() == std::vector<std::string>{"w", "b"});
+  CHECK(file->tensor("w")->item<float>() == 4);
+  CHECK(file->values() ==
+        std::vector<std::pair<std::string, std::string>>{{"device", "cuda:1"},
+                                                         {"layout", "torch.strided"},
+                                                         {"best_acc1", "numpy._core.multiarray.scalar (not read)"},
+                                                         {"args", "argparse.Namespace (not read)"},
+                                                         {"counts.a", "7"}});
 }
 
 TEST_CASE("An OrderedDict of Python 2 and one with attributes are read", "[io][torch_file]") {

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <memory>
 
+#include "distributed/address.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/distributed/process_group.h"
@@ -88,21 +89,16 @@ class Reader {
   std::string hint_;
 };
 
-bool is_ipv6(const std::string& text) {
-  in6_addr ignored{};
-  return inet_pton(AF_INET6, text.substr(0, text.find('%')).c_str(), &ignored) == 1;
-}
-
 absl::StatusOr<std::string> read_master_addr(const Reader& reader) {
   constexpr std::string_view kName = "MASTER_ADDR";
   const std::string rule = "a host name or address of rank 0's machine";
-  const std::string address = reader.text(kName);
+  const std::string address = detail::without_brackets(reader.text(kName));
   if (!reader.has(kName)) return env_error(kName, "not set", "", rule, reader.hint());
   if (address.empty()) return env_error(kName, "empty", "", rule, reader.hint());
   if (address.find("://") != std::string::npos) return env_error(kName, "is a URL", address, rule);
   if (address == "0.0.0.0" || address == "::")
     return env_error(kName, "is not an address to connect to", address, rule);
-  if (address.find(':') != std::string::npos && !is_ipv6(address))
+  if (address.find(':') != std::string::npos && !detail::is_ipv6(address))
     return env_error(kName, "contains a port", address, rule, "set the port with MASTER_PORT");
   const auto odd = [](unsigned char c) { return c <= ' ' || c == 0x7f || c == '/' || c == '@'; };
   if (std::any_of(address.begin(), address.end(), odd)) return env_error(kName, "is not a host name", address, rule);
@@ -333,7 +329,7 @@ absl::Status check_rendezvous(const LaunchEnvironment& launch, const Environment
   wanted.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
   const std::string port = std::to_string(launch.master_port);
-  const int error = getaddrinfo(launch.master_addr.c_str(), port.c_str(), &wanted, &found);
+  const int error = getaddrinfo(detail::without_brackets(launch.master_addr).c_str(), port.c_str(), &wanted, &found);
   if (error != 0)
     return env_error("MASTER_ADDR", std::string("does not resolve: ") + gai_strerror(error), launch.master_addr,
                      "a host name or address of rank 0's machine");

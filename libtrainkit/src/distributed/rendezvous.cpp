@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/unique_descriptor.h"
+#include "distributed/address.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
@@ -34,7 +35,7 @@ Addresses resolve(const std::string& host, uint16_t port) {
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) found = nullptr;
+  if (getaddrinfo(without_brackets(host).c_str(), std::to_string(port).c_str(), &hints, &found) != 0) found = nullptr;
   return Addresses(found, [](addrinfo* list) {
     if (list) freeaddrinfo(list);
   });
@@ -117,7 +118,8 @@ absl::Status distributed_error(std::string id, std::string field, std::string pr
                    absl::StatusCode::kUnavailable);
 }
 
-absl::StatusOr<std::string> local_address(const std::string& bind) {
+absl::StatusOr<std::string> local_address(const std::string& given) {
+  const std::string bind = without_brackets(given);
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) list = nullptr;
   const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> interfaces(list, [](ifaddrs* all) {
@@ -142,7 +144,12 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> open_store(const LaunchEnvironme
   const bool one_machine = launch.world_size == launch.local_world_size;
   const bool serve = launch.rank == 0 && !launch.agent_store;
   TRAINKIT_ASSIGN_OR_RETURN(const std::string address, local_address(bind));
+  const auto unknown_master = [&] {
+    return distributed_error("dist.env", "MASTER_ADDR", "does not resolve", launch.master_addr,
+                             "a host name or address of rank 0's machine");
+  };
   if (!one_machine && is_loopback(address)) {
+    if (!resolve(launch.master_addr, launch.master_port)) return unknown_master();
     return distributed_error("dist.env", "--dist_bind", "the loopback address is not reachable from other machines",
                              address, "an address or interface that is reachable from the other machines",
                              "use the interface of a private network: --dist_bind eth0");
@@ -158,6 +165,7 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> open_store(const LaunchEnvironme
     TRAINKIT_ASSIGN_OR_RETURN(UniqueDescriptor socket, listen_on(address, launch.master_port));
     options.masterListenFd = socket.release();
   } else if (!wait_for_listener(host, launch.master_port, deadline)) {
+    if (!resolve(host, launch.master_port)) return unknown_master();
     return distributed_error("dist.join", "MASTER_ADDR",
                              "rank " + std::to_string(launch.rank) + " found no listener at " + host + ":" +
                                  std::to_string(launch.master_port) + " within " + seconds_text(timeout),

@@ -17,7 +17,7 @@ constexpr size_t kMaxPickledNameBytes = 65535;
 constexpr size_t kMaxVisits = 4'000'000;
 constexpr size_t kMaxNamedTensors = 1 << 18;
 constexpr size_t kMaxAllNamesBytes = 64 << 20;
-constexpr size_t kMaxNamedValues = 10'000;
+constexpr size_t kMaxNamedValues = 1 << 16;
 
 class Namer {
  public:
@@ -129,9 +129,23 @@ class Namer {
         return fmt::format("an integer of {} bytes", value.size);
       case Kind::kBytes:
         return fmt::format("{} bytes", value.size);
+      case Kind::kObject:
+        return describe_object(value);
       default:
         return "a type";
     }
+  }
+
+  std::string describe_object(const PickleValue& value) const {
+    const std::string type = object_type(value.type);
+    const PickleValue* arguments = pickle_.tuples().data() + value.offset;
+    if (type != "torch.device" && type != "torch.serialization._get_layout") return type + " (not read)";
+    std::string text;
+    for (uint32_t i = 0; i < value.size; ++i) {
+      const bool is_plain = arguments[i].kind == Kind::kText || arguments[i].kind == Kind::kInt;
+      if (is_plain) text += (i == 0 ? "" : ":") + describe(arguments[i]);
+    }
+    return text;  // "cuda:0", "torch.strided"
   }
 
   const Unpickler& pickle_;

@@ -14,13 +14,11 @@ namespace {
 
 using detail::SafetensorsDtype, detail::SafetensorsPlan;
 
-absl::Status refuse_entry(const std::string& name, std::string problem, std::string got = {}) {
-  return to_status({.exit_code = ExitCode::kBug,
-                    .id = "weights.write",
-                    .field = name,
-                    .problem = std::move(problem),
-                    .got = std::move(got)},
-                   absl::StatusCode::kInvalidArgument);
+absl::Status refuse_entry(const std::string& name, std::string problem, std::string got = {},
+                          ExitCode code = ExitCode::kBug) {
+  return to_status(
+      {.exit_code = code, .id = "weights.write", .field = name, .problem = std::move(problem), .got = std::move(got)},
+      absl::StatusCode::kInvalidArgument);
 }
 
 absl::Status check(const std::string& name, const at::Tensor& tensor) {
@@ -28,7 +26,8 @@ absl::Status check(const std::string& name, const at::Tensor& tensor) {
   if (tensor.layout() != at::kStrided || tensor.is_quantized())
     return refuse_entry(name, "has no dense data in memory");
   if (!detail::find_dtype(tensor.scalar_type())) {
-    return refuse_entry(name, "has a dtype that safetensors lacks", c10::toString(tensor.scalar_type()));
+    return refuse_entry(name, "has a dtype that safetensors lacks", c10::toString(tensor.scalar_type()),
+                        ExitCode::kWeights);  // of a model or a file, not of the program
   }
   if (name == "__metadata__") return refuse_entry(name, "is not allowed as a name");
   return absl::OkStatus();

@@ -60,6 +60,7 @@ enum Opcode : uint8_t {
   kBinBytes = 'B',
   kShortBinBytes = 'C',
   kProto = 0x80,
+  kNewObj = 0x81,
   kTuple1 = 0x85,
   kTuple2 = 0x86,
   kTuple3 = 0x87,
@@ -92,7 +93,7 @@ absl::Status Unpickler::refuse(std::string problem, std::string got, std::string
 std::string Unpickler::describe(const PickleValue& value) const {
   constexpr std::array kNames = {"None",           "a boolean", "an integer", "a float", "a large integer", "text",
                                  "bytes",          "a tuple",   "a list",     "a dict",  "a function",      "a dtype",
-                                 "a storage type", "a storage", "a tensor",   "nothing"};
+                                 "a storage type", "a storage", "a tensor",   "a class", "an object",       "nothing"};
   return kNames.at(static_cast<size_t>(value.kind));
 }
 
@@ -149,6 +150,8 @@ absl::Status Unpickler::run(uint8_t opcode) {
       return run_memo(opcode);
     case kReduce:
       return call();
+    case kNewObj:
+      return new_object();
     case kBuild:
       return build();
     case kBinPersistentId:

@@ -33,9 +33,13 @@ struct PickleValue {
     kStorageType,  ///< torch_dtypes()[integer]; -1 if untyped
     kStorage,      ///< views()[offset]
     kTensor,       ///< tensors()[offset]
+    kType,         ///< a class whose objects are listed but not read: `type`
+    kObject,       ///< an object of `type`; size constructor arguments from offset, in tuples()
     kUnset
   };
   Kind kind = Kind::kNone;
+  /// Of kType and kObject; see object_type().
+  uint8_t type = 0;
   uint32_t size = 0;
   union {
     int64_t integer = 0;
@@ -43,6 +47,9 @@ struct PickleValue {
     double number;
   };
 };
+
+/// "torch.device", for example.
+std::string object_type(uint8_t type);
 
 /// A storage that the pickle refers to. Its bytes are outside the pickle.
 struct PickledStorage {
@@ -104,7 +111,12 @@ class Unpickler {
   absl::Status remember(uint64_t index);
   absl::Status recall(uint64_t index);
   absl::Status call();
+  absl::Status call_function(int64_t function, const PickleValue& arguments);
+  absl::Status create_object(const PickleValue& type, const PickleValue& arguments);
+  absl::Status new_object();
   absl::Status build();
+  absl::Status call_container(PickleValue::Kind kind, const PickleValue& arguments);
+  absl::Status call_rebuild_from_type(const PickleValue& arguments);
   absl::Status call_ordered_dict(const PickleValue& arguments);
   absl::Status call_rebuild(int version, const PickleValue& arguments);
   absl::Status persistent_load();

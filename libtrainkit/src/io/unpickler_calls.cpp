@@ -18,7 +18,13 @@ enum class Function : int64_t {
   kRebuildTensor,
   kRebuildTensorV2,
   kRebuildTensorV3,
-  kRebuildParameter
+  kRebuildParameter,
+  kRebuildParameterWithState,
+  kRebuildFromType,
+  kTensorType,  // only an argument of kRebuildFromType
+  kDefaultDict,
+  kCounter,
+  kSet
 };
 
 struct AllowedFunction {
@@ -33,10 +39,76 @@ constexpr AllowedFunction kFunctions[] = {
     {"torch._utils", "_rebuild_tensor_v2", Function::kRebuildTensorV2},
     {"torch._utils", "_rebuild_tensor_v3", Function::kRebuildTensorV3},
     {"torch._utils", "_rebuild_parameter", Function::kRebuildParameter},
+    {"torch._utils", "_rebuild_parameter_with_state", Function::kRebuildParameterWithState},
+    {"torch._tensor", "_rebuild_from_type_v2", Function::kRebuildFromType},
+    {"torch", "Tensor", Function::kTensorType},
+    {"torch.nn.parameter", "Parameter", Function::kTensorType},
+    {"torch.nn.parameter", "Buffer", Function::kTensorType},
+    {"collections", "defaultdict", Function::kDefaultDict},
+    {"pytorch_lightning.utilities.parsing", "AttributeDict", Function::kDefaultDict},
+    {"lightning_fabric.utilities.data", "AttributeDict", Function::kDefaultDict},
+    {"lightning.fabric.utilities.data", "AttributeDict", Function::kDefaultDict},
+    {"collections", "Counter", Function::kCounter},
+    {"builtins", "set", Function::kSet},
+    {"__builtin__", "set", Function::kSet},
+    {"builtins", "frozenset", Function::kSet},
+    {"__builtin__", "frozenset", Function::kSet},
 };
 
+/// Classes and functions whose results checkpoints hold next to weights. Their objects are listed, but not read.
+struct ListedType {
+  std::string_view module, name;
+};
+
+constexpr ListedType kTypes[] = {
+    {"torch", "device"},
+    {"torch.serialization", "_get_layout"},
+    {"_codecs", "encode"},
+    {"builtins", "bytearray"},
+    {"__builtin__", "bytearray"},
+    {"builtins", "complex"},
+    {"__builtin__", "complex"},
+    {"builtins", "slice"},
+    {"__builtin__", "slice"},
+    {"builtins", "range"},
+    {"__builtin__", "xrange"},
+    {"builtins", "int"},
+    {"__builtin__", "int"},
+    {"__builtin__", "long"},
+    {"builtins", "float"},
+    {"__builtin__", "float"},
+    {"builtins", "list"},
+    {"__builtin__", "list"},
+    {"builtins", "dict"},
+    {"__builtin__", "dict"},
+    {"builtins", "str"},
+    {"__builtin__", "unicode"},
+    {"argparse", "Namespace"},
+    {"types", "SimpleNamespace"},
+    {"pathlib", "PosixPath"},
+    {"pathlib", "PurePosixPath"},
+    {"pathlib", "WindowsPath"},
+    {"pathlib._local", "PosixPath"},
+    {"datetime", "datetime"},
+    {"datetime", "timedelta"},
+    {"numpy", "dtype"},
+    {"numpy", "ndarray"},
+    {"numpy.core.multiarray", "scalar"},
+    {"numpy.core.multiarray", "_reconstruct"},
+    {"numpy.core.numeric", "_frombuffer"},
+    {"numpy._core.multiarray", "scalar"},
+    {"numpy._core.multiarray", "_reconstruct"},
+    {"numpy._core.numeric", "_frombuffer"},
+    {"numpy.random._pickle", "__randomstate_ctor"},
+    {"numpy.random._pickle", "__bit_generator_ctor"},
+    {"numpy.random._pickle", "__generator_ctor"},
+    {"numpy.random._mt19937", "MT19937"},
+    {"numpy.random._pcg64", "PCG64"},
+};
+static_assert(std::size(kTypes) < 256);
+
 std::string hint_for(std::string_view module, std::string_view name) {
-  if (module.starts_with("numpy")) return "NumPy values are not read: in Python, make them tensors or numbers first";
+  if (module.starts_with("numpy")) return "in Python, make this NumPy value a tensor or a number first";
   if (name.find("sparse") != name.npos) return "sparse tensors are not read: in Python, call to_dense() first";
   if (name.starts_with('Q') || name == "_rebuild_qtensor")
     return "quantised tensors are not read: in Python, call dequantize() first";
@@ -53,6 +125,13 @@ absl::Status Unpickler::push_global(std::string_view module, std::string_view na
   for (const AllowedFunction& allowed : kFunctions) {
     if (allowed.module == module && allowed.name == name)
       return push(integer_value(Kind::kFunction, static_cast<int64_t>(allowed.function)));
+  }
+  for (const ListedType& listed : kTypes) {
+    if (listed.module != module || listed.name != name) continue;
+    PickleValue type;
+    type.kind = Kind::kType;
+    type.type = static_cast<uint8_t>(&listed - kTypes);
+    return push(type);
   }
   const auto index = [](const TorchDtype* dtype) { return dtype - torch_dtypes().data(); };
   if (module == "torch" || module == "torch.cuda") {
@@ -71,9 +150,14 @@ absl::Status Unpickler::push_global(std::string_view module, std::string_view na
 absl::Status Unpickler::call() {
   TRAINKIT_ASSIGN_OR_RETURN(const PickleValue arguments, pop());
   TRAINKIT_ASSIGN_OR_RETURN(const PickleValue function, pop());
+  if (function.kind == Kind::kType) return create_object(function, arguments);
   if (function.kind != Kind::kFunction) return refuse("the called object is not a function", describe(function));
+  return call_function(function.integer, arguments);
+}
+
+absl::Status Unpickler::call_function(int64_t function, const PickleValue& arguments) {
   if (arguments.kind != Kind::kTuple) return refuse("a function's arguments are no tuple", describe(arguments));
-  switch (static_cast<Function>(function.integer)) {
+  switch (static_cast<Function>(function)) {
     case Function::kOrderedDict:
       return call_ordered_dict(arguments);
     case Function::kSize:
@@ -89,8 +173,61 @@ absl::Status Unpickler::call() {
     case Function::kRebuildParameter:
       if (arguments.size != 3 || tuple(arguments)->kind != Kind::kTensor) return refuse("a parameter without a tensor");
       return push(*tuple(arguments));
+    case Function::kRebuildParameterWithState:  // the attributes of a parameter are not weights
+      if (arguments.size != 4 || tuple(arguments)->kind != Kind::kTensor) return refuse("a parameter without a tensor");
+      return push(*tuple(arguments));
+    case Function::kRebuildFromType:
+      return call_rebuild_from_type(arguments);
+    case Function::kDefaultDict:
+      return push_list(Kind::kDict, {});
+    case Function::kCounter:
+      return call_container(Kind::kDict, arguments);
+    case Function::kSet:
+      return call_container(Kind::kList, arguments);
+    case Function::kTensorType:
+      break;
   }
   return refuse("the called object is not a function");
+}
+
+/// Returns the container that is the only argument, or an empty one.
+absl::Status Unpickler::call_container(Kind kind, const PickleValue& arguments) {
+  if (arguments.size == 0) return push_list(kind, {});
+  if (arguments.size != 1 || tuple(arguments)->kind != kind) return refuse("a container of a value that is none");
+  return push(*tuple(arguments));
+}
+
+/// Reads a tensor with attributes, (function, type, arguments, attributes). The attributes are not weights.
+absl::Status Unpickler::call_rebuild_from_type(const PickleValue& arguments) {
+  const PickleValue* parts = tuple(arguments);
+  const auto is = [](const PickleValue& value, Function function) {
+    return value.kind == Kind::kFunction && value.integer == static_cast<int64_t>(function);
+  };
+  const bool rebuilds = arguments.size == 4 && is(parts[1], Function::kTensorType) &&
+                        (is(parts[0], Function::kRebuildTensor) || is(parts[0], Function::kRebuildTensorV2) ||
+                         is(parts[0], Function::kRebuildTensorV3) || is(parts[0], Function::kRebuildParameter));
+  if (!rebuilds) return refuse("a tensor of an unknown class", "", "torch.Tensor, Parameter or Buffer", kSaveAgain);
+  return call_function(parts[0].integer, parts[2]);
+}
+
+std::string object_type(uint8_t type) { return fmt::format("{}.{}", kTypes[type].module, kTypes[type].name); }
+
+/// Pushes an object that is listed but not read.
+absl::Status Unpickler::create_object(const PickleValue& type, const PickleValue& arguments) {
+  if (arguments.kind != Kind::kTuple) return refuse("a function's arguments are no tuple", describe(arguments));
+  PickleValue object = reference(Kind::kObject, arguments.offset, arguments.size);
+  object.type = type.type;
+  return push(object);
+}
+
+/// Handles NEWOBJ, the creation of an object of a class.
+absl::Status Unpickler::new_object() {
+  TRAINKIT_ASSIGN_OR_RETURN(const PickleValue arguments, pop());
+  TRAINKIT_ASSIGN_OR_RETURN(const PickleValue type, pop());
+  if (type.kind == Kind::kType) return create_object(type, arguments);
+  if (type.kind == Kind::kFunction && type.integer == static_cast<int64_t>(Function::kDefaultDict))
+    return push_list(Kind::kDict, {});
+  return refuse("opcode not allowed", "0x81", "one that torch.save writes", kSaveAgain);
 }
 
 /// Creates an OrderedDict from OrderedDict() or, in files of Python 2, OrderedDict([[key, value], ...]).
@@ -111,11 +248,12 @@ absl::Status Unpickler::call_ordered_dict(const PickleValue& arguments) {
   return push_list(Kind::kDict, std::move(items));
 }
 
-/// Handles BUILD, which sets attributes. Accepted only for an OrderedDict, and ignored: its `_metadata` (versions of
-/// modules) is not weights.
+/// Handles BUILD, which sets attributes. Accepted only for an OrderedDict and for objects that are not read, and
+/// ignored: the `_metadata` of an OrderedDict (versions of modules) is not weights.
 absl::Status Unpickler::build() {
   TRAINKIT_ASSIGN_OR_RETURN(const PickleValue state, pop());
   if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) return refuse("a value is missing on the stack");
+  if (stack_.back().kind == Kind::kObject) return absl::OkStatus();
   if (state.kind != Kind::kDict || stack_.back().kind != Kind::kDict)
     return refuse("attributes are set on an object without attributes", describe(stack_.back()), "an OrderedDict",
                   kSaveAgain);
