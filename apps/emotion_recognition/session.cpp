@@ -9,10 +9,12 @@
 #include <vector>
 
 #include "app/classification.h"
+#include "io/model_weights.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/processors.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/adapters.h"
+#include "trainkit/io/weight_file.h"
 #include "trainkit/nn/functional.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/train/trainer.h"
@@ -70,6 +72,14 @@ at::Tensor accuracy(const at::Tensor& scores, const at::Tensor& labels) {
 /// Makes AdamW without parameters.
 std::unique_ptr<AdamW> adamw(const RunOptions& run, int64_t replicas) {
   return std::make_unique<AdamW>(AdamWOptions{.lr = resolve_lr(run, replicas), .weight_decay = run.weight_decay});
+}
+
+/// "w.pth also has epoch, which were left out"; empty if nothing was. Errors are reported when the model is made.
+std::string names_left_out(const std::string& path) {
+  const auto file = WeightFile::open(path);
+  if (!file.ok()) return "";
+  const auto read = trainkit::detail::read_model_weights(*file);
+  return read.ok() && !read->left_out.empty() ? trainkit::detail::describe_left_out(path, read->left_out) : "";
 }
 
 /// Loads weights of ResNet18. Only its last layer ("fc.") may differ.
@@ -252,6 +262,9 @@ RunFacts Session::describe(const RunOptions& run) const {
                                              : "; ResNet18 from " + options_.visual_weights;
   }
   RunFacts facts = {{"clips", std::move(clips)}, {"model", std::move(model)}};
+  const bool uses_file = options_.modality != "audio" && !options_.visual_weights.empty();
+  if (std::string rest = uses_file ? names_left_out(options_.visual_weights) : ""; !rest.empty())
+    facts.emplace_back("note", std::move(rest));
   if (table_) {
     facts.emplace_back("fold", fmt::format("{} of {}, {}", fold_ + 1, options_.folds,
                                            options_.group.empty() ? "each clip by itself" : "by " + options_.group));

@@ -4,8 +4,10 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <optional>
 #include <vector>
 
+#include "io/model_weights.h"
 #include "trainkit/command.h"
 #include "trainkit/config/config.h"
 #include "trainkit/core/error.h"
@@ -44,12 +46,16 @@ absl::StatusOr<std::string> find_weight_file(const std::string& source) {
   return checkpoint.path() + "/model.safetensors";
 }
 
-absl::StatusOr<NamedTensors> read(const std::string& path, std::string prefix) {
-  TRAINKIT_ASSIGN_OR_RETURN(const WeightFile file, WeightFile::open(path));
-  if (prefix.empty()) {
-    TRAINKIT_ASSIGN_OR_RETURN(prefix, file.state_dict_prefix());
-  }
-  return file.tensors(prefix);
+/// Writes the tensors. One that the format cannot hold is a fault of the file that was read, not of this program.
+absl::Status write(const std::string& out, Format format, const std::string& source, const NamedTensors& tensors) {
+  absl::Status saved = format == Format::kTorch ? save_torch_file(Fs::posix(), out, tensors)
+                                                : save_safetensors(Fs::posix(), out, tensors, {{"format", "pt"}});
+  std::optional<Error> error = error_of(saved);
+  if (!error || error->id != "weights.write") return saved;
+  error->exit_code = ExitCode::kWeights;
+  error->where = source;
+  if (format == Format::kSafetensors) error->hint = "OUT.pt can hold every tensor of a PyTorch file";
+  return to_status(*error);
 }
 
 /// Returns the name of the trainer that made a run: "hsi" for trainkit-hsi. Each config.yaml begins with it.
@@ -150,10 +156,11 @@ absl::StatusOr<int> export_command(const Arguments& given) {
   if (std::filesystem::equivalent(source, out, absent)) {
     return usage_error(out, "OUT", "is the file to export, whose metadata would be lost", "another file");
   }
-  TRAINKIT_ASSIGN_OR_RETURN(const NamedTensors tensors, read(source, prefix));
-  TRAINKIT_RETURN_IF_ERROR(format == Format::kTorch ? save_torch_file(Fs::posix(), out, tensors)
-                                                    : save_safetensors(Fs::posix(), out, tensors, {{"format", "pt"}}));
-  print(fmt::format("wrote {} tensors to {}\n", tensors.size(), escape_text(out, 4096)));
+  TRAINKIT_ASSIGN_OR_RETURN(const WeightFile file, WeightFile::open(source));
+  TRAINKIT_ASSIGN_OR_RETURN(const detail::ModelWeights weights, detail::read_model_weights(file, prefix));
+  TRAINKIT_RETURN_IF_ERROR(write(out, format, source, weights.tensors));
+  print(fmt::format("wrote {} tensors to {}\n", weights.tensors.size(), escape_text(out, 4096)));
+  if (!weights.left_out.empty()) print(detail::describe_left_out(source, weights.left_out) + "\n");
   return 0;
 }
 

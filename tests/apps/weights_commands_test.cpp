@@ -99,6 +99,26 @@ TEST_CASE("export writes a checkpoint's weights in either format, and converts a
   CHECK(Tool(dir, {"export", dir / "run/checkpoints/latest", dir / "latest.pt"}).code == 0);
 }
 
+TEST_CASE("export reports a tensor that safetensors cannot hold, and the entries of a checkpoint that it leaves out") {
+  TempDir dir;
+  REQUIRE(save_torch_file(Fs::posix(), dir / "c.pt", {{"y", torch::ones({2}, torch::kComplexDouble)}}).ok());
+  const Tool refused(dir, {"export", dir / "c.pt", dir / "c.safetensors"});
+  CHECK(refused.code == 5);
+  CHECK_THAT(refused.errors, Catch::Contains("error[weights.write] " + dir / "c.pt" +
+                                             ": y: has a dtype that safetensors lacks (got 'ComplexDouble'"));
+  CHECK_FALSE(std::filesystem::exists(dir / "c.safetensors"));
+  CHECK(Tool(dir, {"export", dir / "c.pt", dir / "again.pt"}).code == 0);
+  TorchValue checkpoint = TorchValue::dict();
+  checkpoint.set("epoch", 3);
+  checkpoint.set("state_dict", TorchValue::dict()).set("w", torch::ones({2}));
+  checkpoint.set("best_acc1", torch::tensor(0.5));
+  REQUIRE(save_torch_value(Fs::posix(), dir / "checkpoint.pt", checkpoint).ok());
+  const Tool written(dir, {"export", dir / "checkpoint.pt", dir / "w.safetensors"});
+  CHECK(written.code == 0);
+  CHECK_THAT(written.output, Catch::Contains("wrote 1 tensors") &&
+                                 Catch::Contains("checkpoint.pt also has best_acc1, epoch, which were left out"));
+}
+
 TEST_CASE("export refuses an ONNX file that it cannot write, by name") {
   TempDir dir;
   save_checkpoint(dir);

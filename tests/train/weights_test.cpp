@@ -1,5 +1,6 @@
 #include "trainkit/train/weights.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "test_util.h"
@@ -76,6 +77,125 @@ TEST_CASE("load_weights removes \"module.\" if all names have it", "[train][weig
   const auto status = load_weights(*model, saved(dir, some)).status();
   CHECK_THAT(error_line(status),
              Catch::Contains("1 missing (body.weight)") && Catch::Contains("1 unexpected (module.body.weight)"));
+}
+
+TEST_CASE("load_weights removes the names that PyTorch's wrappers add", "[train][weights]") {
+  TempDir dir;
+  for (const char* prefix : {"_orig_mod.", "module._orig_mod.", "_orig_mod.module.", "model.", "model.module.",
+                             "model._orig_mod.", "_fsdp_wrapped_module."}) {
+    CAPTURE(prefix);
+    Tied model;
+    const auto loaded = load_weights(*model, saved(dir, with_prefix(weights(), prefix)));
+    REQUIRE(loaded.status() == absl::OkStatus());
+    CHECK(is_loaded(model));
+    CHECK(loaded->left_out.empty());
+  }
+  NamedTensors compiled = weights();  // a part of the model was compiled
+  compiled[0].first = "body._orig_mod.weight";
+  compiled[1].first = "body._orig_mod.bias";
+  Tied model;
+  REQUIRE(load_weights(*model, saved(dir, compiled)).ok());
+  CHECK(is_loaded(model));
+
+  NamedTensors averaged = with_prefix(weights(), "module.");
+  averaged.emplace_back("n_averaged", torch::tensor(3));
+  Tied average;
+  const auto loaded = load_weights(*average, saved(dir, averaged));
+  REQUIRE(loaded.status() == absl::OkStatus());
+  CHECK(is_loaded(average));
+  CHECK(loaded->left_out == std::vector<std::string>{"n_averaged"});
+}
+
+TEST_CASE("load_weights keeps a prefix that the model's names have", "[train][weights]") {
+  struct Outer : torch::nn::Module {
+    explicit Outer(const std::string& name) { inner = register_module(name, torch::nn::Linear(2, 1)); }
+    torch::nn::Linear inner{nullptr};
+  };
+  TempDir dir;
+  for (const std::string name : {"module", "model"}) {
+    for (const std::string prefix : {"", "module.", "model."}) {
+      CAPTURE(name, prefix);
+      Outer model(name);
+      const NamedTensors tensors = {{prefix + name + ".weight", torch::ones({1, 2})},
+                                    {prefix + name + ".bias", torch::ones({1})}};
+      REQUIRE(load_weights(model, saved(dir, tensors)).status() == absl::OkStatus());
+      CHECK(model.inner->weight.sum().item<double>() == 2);
+    }
+  }
+}
+
+TEST_CASE("load_weights reads the weights of a checkpoint and names the rest", "[train][weights]") {
+  TempDir dir;
+  for (const char* container : {"state_dict", "model", "model_state_dict", "my_net"}) {
+    CAPTURE(container);
+    TorchValue file = TorchValue::dict();
+    file.set("epoch", 3);
+    TorchValue& model = file.set(container, TorchValue::dict());
+    for (const auto& [name, tensor] : weights()) model.set("module." + name, tensor);
+    TorchValue& moments = file.set("optimizer", TorchValue::dict()).set("state", TorchValue::dict());
+    moments.set("0", TorchValue::dict()).set("exp_avg", torch::ones({2}));
+    const bool is_usual = std::string(container) != "my_net";
+    if (is_usual) file.set("best_acc1", torch::tensor(91.5));
+    if (is_usual) file.set("rng_state", torch::zeros({8}, torch::kByte));
+    file.set("loss", 0.25);
+    REQUIRE(save_torch_value(Fs::posix(), dir / "c.pt", file).ok());
+    Tied net;
+    const auto loaded = load_weights(*net, dir / "c.pt");
+    REQUIRE(loaded.status() == absl::OkStatus());
+    CHECK(is_loaded(net));
+    auto left_out = loaded->left_out;
+    std::sort(left_out.begin(), left_out.end());
+    CHECK(left_out == (is_usual ? std::vector<std::string>{"best_acc1", "epoch", "loss", "optimizer", "rng_state"}
+                                : std::vector<std::string>{"epoch", "loss", "optimizer"}));
+  }
+  TorchValue flat = TorchValue::dict();
+  for (const auto& [name, tensor] : weights()) flat.set(name, tensor);
+  flat.set("epoch", 3);
+  flat.set("optimizer", TorchValue::dict()).set("x", torch::ones({1}));
+  REQUIRE(save_torch_value(Fs::posix(), dir / "flat.pt", flat).ok());
+  Tied net;
+  const auto loaded = load_weights(*net, dir / "flat.pt");
+  REQUIRE(loaded.status() == absl::OkStatus());
+  CHECK(loaded->left_out == std::vector<std::string>{"optimizer", "epoch"});
+}
+
+TEST_CASE("A BatchNorm layer counts no batches if the file lacks num_batches_tracked", "[train][weights]") {
+  TempDir dir;
+  const auto model = [] { return torch::nn::Sequential(torch::nn::Linear(2, 2), torch::nn::BatchNorm1d(2)); };
+  auto before = model(), after = model(), part = model();
+  NamedTensors tensors;
+  for (const auto& [name, tensor] : named_tensors(*before)) {
+    if (!name.ends_with("num_batches_tracked")) tensors.emplace_back("module." + name, tensor.clone().fill_(2));
+  }
+  REQUIRE(tensors.size() == 6);
+  after->forward(torch::randn({4, 2}));
+  const std::string path = saved(dir, tensors);
+  REQUIRE(load_weights(*after, path).status() == absl::OkStatus());
+  const auto& norm = *after->children()[1]->as<torch::nn::BatchNorm1d>();
+  CHECK(norm.num_batches_tracked.item<int64_t>() == 0);
+  CHECK(norm.running_mean.sum().item<double>() == 4);
+  const auto loaded = load_weights(*part, path, {.partial = true});
+  REQUIRE(loaded.ok());
+  CHECK(loaded->missing.empty());
+  tensors.pop_back();  // running_var: not a file of a BatchNorm without counts
+  tensors.pop_back();
+  CHECK_THAT(error_line(load_weights(*after, saved(dir, tensors)).status()), Catch::Contains("1.num_batches_tracked"));
+}
+
+TEST_CASE("load_weights lets a program put rows into another order", "[train][weights]") {
+  TempDir dir;
+  Tied model;
+  const auto reverse = [](NamedTensors& file, const NamedTensors& own) {
+    CHECK(own.size() == 4);
+    for (auto& [name, tensor] : file) {
+      if (name == "embedding") tensor = tensor.flip(0);
+    }
+    return absl::OkStatus();
+  };
+  REQUIRE(load_weights(*model, saved(dir, with_prefix(weights(), "module.")), {.adapt = reverse}).ok());
+  CHECK(torch::equal(model->embedding, torch::arange(8.).view({4, 2}).flip(0)));
+  const auto refuse = [](NamedTensors&, const NamedTensors&) { return absl::DataLossError("other users"); };
+  CHECK(load_weights(*model, saved(dir, weights()), {.adapt = refuse}).status().message() == "other users");
 }
 
 TEST_CASE("load_weights accepts a tied tensor under either name or both", "[train][weights]") {

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <functional>
 #include <numeric>
 #include <unordered_map>
 
+#include "io/model_weights.h"
 #include "io/torch_file_layout.h"
 #include "io/zip_reader.h"
 #include "trainkit/core/status.h"
@@ -95,11 +97,15 @@ absl::StatusOr<std::string> TorchFile::state_dict_prefix() const {
   if (containers.empty()) {
     return to_status(torch_error(path(), "weights.empty", {}, "holds no tensor"), absl::StatusCode::kNotFound);
   }
-  if (has("")) return "";
   if (containers.size() == 1) return containers[0];
-  for (const char* name : {"state_dict", "model_state_dict", "model", "net", "network", "weights", "module"}) {
-    if (has(name)) return name;
+  // A checkpoint may have tensors next to the weights: a score, the state of a generator.
+  for (const std::string_view name : detail::kWeightsNames) {
+    if (has(name)) return std::string(name);
   }
+  if (has("")) return "";
+  const auto is_other = [](const std::string& name) { return detail::is_training_name(name); };
+  if (std::count_if(containers.begin(), containers.end(), std::not_fn(is_other)) == 1)
+    return *std::find_if_not(containers.begin(), containers.end(), is_other);
   Error error = torch_error(path(), "weights.prefix", {}, "holds several sets of tensors");
   const size_t shown = std::min<size_t>(containers.size(), 8);
   error.got = fmt::format("{}{}", fmt::join(containers.begin(), containers.begin() + static_cast<int64_t>(shown), ", "),

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 
+#include "io/model_weights.h"
 #include "nn/config_fields.h"
 #include "nn/lora_layers.h"
 #include "trainkit/core/status.h"
@@ -24,8 +25,11 @@ constexpr std::string_view kBodyPrefix = "transformer.";
 
 /// Returns the weights of the model without its head, under the model's parameter names.
 absl::StatusOr<NamedTensors> body_tensors(const WeightFile& file) {
-  TRAINKIT_ASSIGN_OR_RETURN(const std::string prefix, file.state_dict_prefix());
-  TRAINKIT_ASSIGN_OR_RETURN(NamedTensors all, file.tensors(prefix));
+  TRAINKIT_ASSIGN_OR_RETURN(detail::ModelWeights read, detail::read_model_weights(file));
+  detail::strip_wrappers(read, [](const std::string& name) {
+    return name.starts_with(kBodyPrefix) || name == "wte.weight" || name.starts_with("h.");
+  });
+  NamedTensors& all = read.tensors;
   const auto in_body = [](const auto& named) { return named.first.starts_with(kBodyPrefix); };
   const bool has_head = std::any_of(all.begin(), all.end(), in_body);
   NamedTensors body;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "io/model_weights.h"
 #include "nn/config_fields.h"
 #include "nn/lora_layers.h"
 #include "trainkit/core/status.h"
@@ -99,7 +100,9 @@ std::string config_json(const LoRAConfig& config, bool fan_in_fan_out) {
 /// Returns the adapters of the file under their names in the model.
 absl::StatusOr<NamedTensors> read_adapters(const std::string& path, bool model_has_body, const Fs& fs) {
   TRAINKIT_ASSIGN_OR_RETURN(const WeightFile file, WeightFile::open(path, fs));
-  TRAINKIT_ASSIGN_OR_RETURN(NamedTensors tensors, file.tensors());
+  TRAINKIT_ASSIGN_OR_RETURN(detail::ModelWeights read, detail::read_model_weights(file));
+  detail::strip_wrappers(read, [](const std::string& name) { return name.starts_with(kPeftPrefix); });
+  NamedTensors& tensors = read.tensors;
   const auto strip = [&](std::string_view prefix) {
     const auto has = [&](const auto& named) { return named.first.starts_with(prefix); };
     if (!std::all_of(tensors.begin(), tensors.end(), has)) return;
@@ -107,7 +110,7 @@ absl::StatusOr<NamedTensors> read_adapters(const std::string& path, bool model_h
   };
   strip(kPeftPrefix);
   if (!model_has_body) strip(kAdapterBodyPrefix);
-  return tensors;
+  return std::move(tensors);
 }
 
 }  // namespace

@@ -4,18 +4,18 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
 #include <unordered_map>
 
+#include "io/model_weights.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/weight_file.h"
 
 namespace trainkit {
 namespace {
-
-constexpr std::string_view kDataParallelPrefix = "module.";
 
 /// Maps the second and further names of shared tensors in `model` to the first name.
 std::map<std::string, std::string> alias_names(const torch::nn::Module& model) {
@@ -33,10 +33,12 @@ std::map<std::string, std::string> alias_names(const torch::nn::Module& model) {
   return further;
 }
 
-void strip_data_parallel(NamedTensors& tensors) {
-  const auto has_prefix = [](const auto& named) { return named.first.starts_with(kDataParallelPrefix); };
-  if (!std::all_of(tensors.begin(), tensors.end(), has_prefix)) return;
-  for (auto& named : tensors) named.first.erase(0, kDataParallelPrefix.size());
+/// Returns a test whether a name is one of the model's, the further names of shared tensors included.
+std::function<bool(const std::string&)> is_name_in(const torch::nn::Module& model, const NamedTensors& target) {
+  std::set<std::string> names;
+  for (const auto& named : target) names.insert(named.first);
+  for (const auto& [further, first] : alias_names(model)) names.insert(further);
+  return [names = std::move(names)](const std::string& name) { return names.contains(name); };
 }
 
 void rename(NamedTensors& tensors, const std::vector<std::pair<std::string, std::string>>& rules) {
@@ -121,6 +123,19 @@ absl::Status check_finite(const NamedTensors& tensors, const NamedTensors& targe
   return absl::OkStatus();
 }
 
+/// Adds the counts of batches that BatchNorm layers lack in files written before PyTorch 0.4.1: 0, as
+/// Module.load_state_dict does for them.
+void add_batch_counts(NamedTensors& source, const NamedTensors& target) {
+  constexpr std::string_view kCount = "num_batches_tracked";
+  std::set<std::string> names;
+  for (const auto& named : source) names.insert(named.first);
+  for (const auto& [name, tensor] : target) {
+    if (!name.ends_with(kCount) || names.contains(name)) continue;
+    const std::string layer = name.substr(0, name.size() - kCount.size());  // "bn1."
+    if (names.contains(layer + "running_mean")) source.emplace_back(name, at::zeros({}, tensor.options()));
+  }
+}
+
 /// Reduces both lists to the tensors that match by name and shape, and reports the rest.
 LoadedWeights keep_common(NamedTensors& source, NamedTensors& target) {
   LoadedWeights found;
@@ -169,18 +184,17 @@ absl::Status load_named_tensors(torch::nn::Module& model, const NamedTensors& te
 absl::StatusOr<LoadedWeights> load_weights(torch::nn::Module& model, const std::string& path,
                                            const LoadWeightsOptions& options, const Fs& fs) {
   TRAINKIT_ASSIGN_OR_RETURN(const WeightFile file, WeightFile::open(path, fs));
-  std::string prefix = options.prefix;
-  if (prefix.empty()) {
-    TRAINKIT_ASSIGN_OR_RETURN(prefix, file.state_dict_prefix());
-  }
-  TRAINKIT_ASSIGN_OR_RETURN(NamedTensors source, file.tensors(prefix));
-  strip_data_parallel(source);
+  TRAINKIT_ASSIGN_OR_RETURN(detail::ModelWeights read, detail::read_model_weights(file, options.prefix));
+  NamedTensors target = named_tensors(model);
+  detail::strip_wrappers(read, is_name_in(model, target));
+  NamedTensors& source = read.tensors;
   rename(source, options.rename);
   merge_tied(source, model);
-  NamedTensors target = named_tensors(model);
   if (const auto unused = skip_names(options.skip, source, target)) {
     return refuse_weights(path, *unused, "matches no tensor of the file or the model, so that it cannot be skipped");
   }
+  add_batch_counts(source, target);
+  if (options.adapt) TRAINKIT_RETURN_IF_ERROR(options.adapt(source, target));
   std::set<std::string_view> names;
   for (const auto& named : source) {
     if (!names.insert(named.first).second)
@@ -194,6 +208,7 @@ absl::StatusOr<LoadedWeights> load_weights(torch::nn::Module& model, const std::
   if (!options.allow_nonfinite) TRAINKIT_RETURN_IF_ERROR(check_finite(source, target, model, path));
   TRAINKIT_RETURN_IF_ERROR(copy_named_tensors(source, target, path));
   found.loaded = static_cast<int64_t>(target.size());
+  found.left_out = std::move(read.left_out);
   return found;
 }
 

@@ -50,13 +50,13 @@ struct TorchEntry {
 ///
 /// open() reads and checks the archive's directory and the whole pickle: every listed tensor lies within its storage,
 /// every storage within the file. It allows the pickle opcodes that build data (protocols 2 to 5) and these names:
-/// collections.OrderedDict, torch.Size, torch's storages and dtypes, _rebuild_tensor (also _v2 and _v3) and
-/// _rebuild_parameter. That covers a state dict saved by torch.save, or a checkpoint of dicts, lists, numbers and
-/// tensors.
+/// collections.OrderedDict and its like, torch.Size, torch.device, torch's storages and dtypes, and the functions that
+/// rebuild tensors and parameters, also those with attributes (which are ignored). That covers a state dict saved by
+/// torch.save, or a checkpoint of dicts, lists, numbers and tensors. NumPy values, argparse.Namespace and other objects
+/// that checkpoints hold next to weights are listed in values() by their class, and not read.
 ///
-/// Everything else is an error with its name and offset: whole models, NumPy values, sparse and quantised tensors,
-/// TorchScript, tar files of PyTorch 0.1. A zip must have the layout of torch.save: stored (uncompressed) entries
-/// without gaps.
+/// Everything else is an error with its name and offset: whole models, sparse and quantised tensors, TorchScript, tar
+/// files of PyTorch 0.1. A zip must have the layout of torch.save: stored (uncompressed) entries without gaps.
 ///
 /// Data is read on demand with pread into new memory, not mapped, for the reasons given at SafetensorsFile. The CRC of
 /// a zip's storage is checked then. Device information in the file is ignored: all tensors are on the CPU. Thread-safe
@@ -72,15 +72,16 @@ class TorchFile {
   std::vector<std::string> names() const;
   bool contains(std::string_view name) const;
   /// Values other than tensors, as text with the same naming scheme: {"epoch", "3"}, {"best_prec1", "91.78"}. At most
-  /// the first 10,000.
+  /// the first 65,536.
   const std::vector<std::pair<std::string, std::string>>& values() const;
   /// Whether the file has the format used before PyTorch 1.6.
   bool is_legacy() const;
   const std::string& path() const;
 
-  /// Returns the name of the container that holds the model's weights: "" if it is the outermost one; else the only
-  /// container with tensors; else the first existing one of "state_dict", "model_state_dict", "model", "net",
-  /// "network", "weights", "module".
+  /// Returns the name of the container that holds the model's weights: the only container with tensors; else the first
+  /// existing one of "state_dict", "model_state_dict", "model", "model_state", "model_weights", "net", "network",
+  /// "weights", "module"; else "" if the outermost one has tensors; else the only one that is not part of an optimizer,
+  /// a schedule, a scaler or the state of generators ("optimizer", "lr_scheduler", ...).
   ///
   /// kNotFound if there is no tensor; kInvalidArgument, with a list, if there are several containers with other names.
   absl::StatusOr<std::string> state_dict_prefix() const;

@@ -5,6 +5,7 @@
 #include <absl/status/statusor.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,13 +39,18 @@ struct LoadWeightsOptions {
   std::vector<std::string> skip = {};
   /// Loads the tensors that match by name and shape, and leaves the rest of the model unchanged.
   bool partial = false;
+  /// Changes the tensors of the file, under the names of the model, before they are compared with those of the model:
+  /// puts rows into another order, for example. Its error is returned.
+  std::function<absl::Status(NamedTensors& file, const NamedTensors& model)> adapt = nullptr;
   /// Accepts non-finite weights. A run that starts from them fails later, far from the cause.
   bool allow_nonfinite = false;
 };
 
-/// Result of load_weights. The lists are empty unless `partial` was set.
+/// Result of load_weights. The lists of names are empty unless `partial` was set.
 struct LoadedWeights {
   int64_t loaded = 0;
+  /// Outermost names in a PyTorch file that are not weights and were not read: "epoch", "optimizer", "best_acc1".
+  std::vector<std::string> left_out = {};
   /// Names in the model that the file lacks.
   std::vector<std::string> missing = {};
   /// Names in the file that the model lacks.
@@ -54,8 +60,14 @@ struct LoadedWeights {
 };
 
 /// Loads a model's weights from a file of any format that WeightFile reads: safetensors, .pt, .pth, .bin, detected by
-/// content. The prefix "module." (DataParallel) is removed if every name has it. A tensor that the model holds under
-/// two names (a tied head) may be in the file under either or both. Converts between floating-point types.
+/// content. Of a checkpoint with an optimizer, scores or the state of generators only the weights are read; see
+/// WeightFile::state_dict_prefix and LoadedWeights::left_out. A tensor that the model holds under two names (a tied
+/// head) may be in the file under either or both. Converts between floating-point types.
+///
+/// Parts of names that PyTorch's wrappers add are removed: "module." (DataParallel, AveragedModel) and "model."
+/// (Lightning) if every name begins with it and the model's names do not; "_orig_mod." (torch.compile),
+/// "_fsdp_wrapped_module." and "_checkpoint_wrapped_module." anywhere. The num_batches_tracked of a BatchNorm layer is
+/// 0 if the file lacks it, as in files from before PyTorch 0.4.1.
 ///
 /// Errors (exit code 5; nothing has changed then):
 /// - those of reading the file;
