@@ -104,6 +104,159 @@ TEST_CASE("An optimizer file that does not match is refused, and nothing changes
   CHECK(save_torch_optimizer(Fs::posix(), dir / "s.pt", sgd).code() == absl::StatusCode::kUnimplemented);
 }
 
+namespace {
+
+/// A layer's weight and bias under the names of a Linear at the place "0".
+Adam make_adam(const torch::nn::Linear& layer, const AdamOptions& options = {}) {
+  Adam optimizer(options);
+  optimizer.add_param_groups({{.params = {{"0.weight", layer->weight}, {"0.bias", layer->bias}}}});
+  return optimizer;
+}
+
+/// The state_dict() of an optimizer of Python with these parameters, as the Adam of PyTorch 2.11 saves it.
+struct PythonState {
+  TorchValue step = torch::tensor(3.f);
+  std::vector<std::pair<std::string, TorchValue>> settings = {{"lr", 0.1},
+                                                              {"betas", TorchValue::tuple({0.9, 0.999})},
+                                                              {"eps", 1e-8},
+                                                              {"weight_decay", 0.0},
+                                                              {"amsgrad", false},
+                                                              {"maximize", false},
+                                                              {"decoupled_weight_decay", false}};
+  std::vector<std::string> moments = {"exp_avg", "exp_avg_sq"};
+  bool bias_has_state = true;
+
+  PythonState& set(const std::string& name, const TorchValue& value) {
+    std::erase_if(settings, [&](const auto& setting) { return setting.first == name; });
+    settings.emplace_back(name, value);
+    return *this;
+  }
+  PythonState& remove(const std::string& name) {
+    std::erase_if(settings, [&](const auto& setting) { return setting.first == name; });
+    return *this;
+  }
+  TorchValue value() const {
+    TorchValue all = TorchValue::dict();
+    TorchValue& states = all.set("state", TorchValue::dict());
+    for (const auto& [number, shape] : {std::pair("0", std::vector<int64_t>{2, 3}), {"1", {2}}}) {
+      if (number[0] == '1' && !bias_has_state) continue;
+      TorchValue& state = states.set(number, TorchValue::dict());
+      state.set("step", step);
+      for (const std::string& name : moments) state.set(name, torch::full(shape, 0.5));
+    }
+    TorchValue group = TorchValue::dict();
+    for (const auto& [name, setting] : settings) group.set(name, setting);
+    group.set("params", TorchValue::list({0, 1}));
+    group.set("param_names", TorchValue::list({"0.weight", "0.bias"}));
+    all.set("param_groups", TorchValue::list({group}));
+    return all;
+  }
+  std::string saved(const TempDir& dir, const std::string& container = "") const {
+    TorchValue file = value();
+    if (container == "optimizer_states") {
+      file = TorchValue::dict();
+      file.set(container, TorchValue::list({value()}));
+      file.set("state_dict", TorchValue::dict());
+    }
+    REQUIRE(save_torch_value(Fs::posix(), dir / "p.pt", file) == absl::OkStatus());
+    return dir / "p.pt";
+  }
+};
+
+double sum_of(const Optimizer& optimizer, const std::string& name) {
+  return std::get<at::Tensor>(optimizer.state_dict().at("state." + name)).sum().item<double>();
+}
+
+}  // namespace
+
+TEST_CASE("A state of Python loads with integer steps, without never-used parameters and from Lightning's list",
+          "[train][optimizer_file]") {
+  TempDir dir;
+  const torch::nn::Linear layer(3, 2);
+  PythonState integer, partial, plain;
+  integer.step = 3;
+  partial.bias_has_state = false;
+  for (const std::string& path : {integer.saved(dir), plain.saved(dir, "optimizer_states")}) {
+    Adam optimizer = make_adam(layer);
+    REQUIRE(load_torch_optimizer(optimizer, path) == absl::OkStatus());
+    CHECK(optimizer.known_step_count() == 3);
+    CHECK(sum_of(optimizer, "0.weight.exp_avg") == 3);
+    CHECK(sum_of(optimizer, "0.bias.step") == 3);
+  }
+  Adam optimizer = make_adam(layer);
+  REQUIRE(load_torch_optimizer(optimizer, plain.saved(dir)).ok());
+  REQUIRE(load_torch_optimizer(optimizer, partial.saved(dir)) == absl::OkStatus());
+  CHECK(sum_of(optimizer, "0.weight.step") == 3);
+  CHECK(sum_of(optimizer, "0.bias.step") == 0);
+  CHECK(sum_of(optimizer, "0.bias.exp_avg") == 0);
+}
+
+TEST_CASE("The state of another algorithm is refused by its name", "[train][optimizer_file]") {
+  TempDir dir;
+  const torch::nn::Linear layer(3, 2);
+  struct Other {
+    std::string name;
+    PythonState state;
+  };
+  const auto with = [](const std::string& setting, std::vector<std::string> moments) {
+    PythonState state;
+    state.remove("amsgrad").remove("betas").set(setting, 0.1).moments = std::move(moments);
+    return state;
+  };
+  PythonState radam, nadam, adamax;
+  radam.remove("amsgrad");
+  nadam.remove("amsgrad").set("momentum_decay", 4e-3).moments.emplace_back("mu_product");
+  adamax.remove("amsgrad").remove("decoupled_weight_decay").moments = {"exp_avg", "exp_inf"};
+  PythonState rprop = with("etas", {"prev", "step_size"});
+  rprop.set("etas", TorchValue::tuple({0.5, 1.2}));
+  const Other others[] = {{"RAdam", radam},
+                          {"NAdam", nadam},
+                          {"Adamax", adamax},
+                          {"Adagrad", with("lr_decay", {"sum"})},
+                          {"RMSprop", with("centered", {"square_avg"})},
+                          {"Adadelta", with("rho", {"square_avg", "acc_delta"})},
+                          {"ASGD", with("lambd", {"eta", "mu", "ax"})},
+                          {"Rprop", rprop},
+                          {"LBFGS", with("tolerance_grad", {})},
+                          {"SGD", with("dampening", {"momentum_buffer"})},
+                          {"Muon", with("ns_steps", {"momentum_buffer"})}};
+  for (const Other& other : others) {
+    CAPTURE(other.name);
+    Adam optimizer = make_adam(layer);
+    CHECK_THAT(refusal(optimizer, other.state.saved(dir)),
+               Catch::Contains("state: is of another algorithm (got '" + other.name + "', expected Adam or AdamW)"));
+    CHECK(sum_of(optimizer, "0.weight.exp_avg") == 0);
+  }
+  SGD sgd({.lr = 0.1});
+  CHECK(load_torch_optimizer(sgd, PythonState().saved(dir)).code() == absl::StatusCode::kUnimplemented);
+}
+
+TEST_CASE("Settings that change the meaning of the state must agree", "[train][optimizer_file]") {
+  TempDir dir;
+  const torch::nn::Linear layer(3, 2);
+  const auto refused = [&](const PythonState& state, const AdamOptions& options = {}) {
+    Adam optimizer = make_adam(layer, options);
+    return refusal(optimizer, state.saved(dir));
+  };
+  CHECK_THAT(refused(PythonState().set("amsgrad", true)), Catch::Contains("param_groups.0.amsgrad: is not supported"));
+  CHECK_THAT(refused(PythonState().set("maximize", true)), Catch::Contains("maximize: is not supported"));
+  CHECK_THAT(refused(PythonState().set("betas", TorchValue::tuple({0.8, 0.999}))),
+             Catch::Contains("param_groups.0.betas.0: differs") && Catch::Contains("(got '0.8', expected 0.9"));
+  // The means of an L2 penalty contain the decay, those of AdamW do not.
+  PythonState decoupled;
+  decoupled.set("decoupled_weight_decay", true).set("weight_decay", 0.01);
+  CHECK_THAT(refused(decoupled, {.weight_decay = 0.1}), Catch::Contains("decoupled_weight_decay: differs"));
+  Adam without_decay = make_adam(layer);
+  CHECK(load_torch_optimizer(without_decay, decoupled.saved(dir)) == absl::OkStatus());
+  Adam other_rate = make_adam(layer, {.lr = 0.5, .eps = 1e-6});
+  CHECK(load_torch_optimizer(other_rate, PythonState().saved(dir)) == absl::OkStatus());
+  AdamW adamw({.lr = 0.1});
+  adamw.add_param_groups({{.params = {{"0.weight", layer->weight}, {"0.bias", layer->bias}}}});
+  CHECK(load_torch_optimizer(adamw, PythonState().saved(dir)) == absl::OkStatus());
+  CHECK_THAT(refusal(adamw, PythonState().set("weight_decay", 0.01).saved(dir)),
+             Catch::Contains("decoupled_weight_decay: differs"));
+}
+
 TEST_CASE("Python resumes our AdamW and we resume Python's", "[train][optimizer_file]") {
   if (python().empty()) TRAINKIT_SKIP("no Python with torch");
   TempDir dir;

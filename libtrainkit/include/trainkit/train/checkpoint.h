@@ -229,14 +229,20 @@ absl::Status save_torch_optimizer(const Fs& fs, const std::string& path, const O
 /// Loads exp_avg, exp_avg_sq and step of every parameter. Learning rate, betas and other settings of the optimizer do
 /// not change.
 ///
-/// The file contains the state_dict() of Python's Adam or AdamW, alone or under the key "optimizer",
-/// "optimizer_state_dict" or "optim" of a checkpoint. Parameters are identified by names as above, or by the
-/// "param_names" that an optimizer built from model.named_parameters() saves (PyTorch 2.6 and later). The prefix
-/// "module." is removed if all names have it. Numbers without names are an error, since they depend on the order in
-/// which the Python program passed the parameters.
+/// The file contains the state_dict() of Python's Adam or AdamW, alone, in a checkpoint, or in Lightning's list
+/// "optimizer_states"; of several optimizers, the one under the key "optimizer", "optimizer_state_dict" or "optim".
+/// Parameters are identified by names as above, or by the "param_names" that an optimizer built from
+/// model.named_parameters() saves (PyTorch 2.6 and later). Prefixes of wrappers are removed as in load_weights. Numbers
+/// without names are an error, since they depend on the order in which the Python program passed the parameters. A
+/// parameter in "param_groups" without a state never had a gradient: its state becomes 0, as in a new optimizer.
 ///
-/// Errors (exit code 5; nothing has changed then): those of TorchFile; weights.optimizer, which names a parameter whose
-/// state is missing, unexpected or of another shape.
+/// The groups must agree with this optimizer in everything that changes the meaning of the state: the algorithm, betas,
+/// no amsgrad and no maximize. Adam and AdamW load each other's state unless the weight decay of Adam, which its means
+/// contain, is not 0.
+///
+/// Errors (exit code 5; nothing has changed then): those of TorchFile; weights.optimizer, which names another
+/// algorithm, a setting that differs, or a parameter whose state is missing, unexpected or of another shape.
+/// kUnimplemented if this optimizer is not Adam or AdamW, or is sharded.
 absl::Status load_torch_optimizer(Optimizer& optimizer, const std::string& path, const Fs& fs = Fs::posix());
 
 }  // namespace trainkit
