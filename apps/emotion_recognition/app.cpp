@@ -1,6 +1,7 @@
 #include "emotion_recognition/app.h"
 
 #include "app/classification.h"
+#include "emotion_recognition/initial_rows.h"
 #include "emotion_recognition/results.h"
 #include "trainkit/app/app.h"
 #include "trainkit/core/status.h"
@@ -101,6 +102,11 @@ std::string EmotionApp::describe_scores(const RunContext& context, const Trainer
 absl::Status EmotionApp::finish_repeats(const RunOptions&, const std::vector<Metrics>& scores) {
   print_line("\n" + describe_folds(mean_and_deviation(scores), options_.folds));
   return absl::OkStatus();
+}
+
+absl::Status EmotionApp::adapt_weights(RunContext&, const RunWeights& from, LoadWeightsOptions& options,
+                                       RunFacts& facts) {
+  return adapt_rows(from, session_->labels(), options_, options, facts);
 }
 
 }  // namespace trainkit::emotion

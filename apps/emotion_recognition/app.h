@@ -30,6 +30,8 @@ class EmotionApp final : public App {
 
   ReadCost read_cost() const override { return options_.cache_dir.empty() ? ReadCost::kDecode : ReadCost::kCopy; }
   absl::StatusOr<TrainingTask> open(RunContext& context) override;
+  absl::Status adapt_weights(RunContext& context, const RunWeights& from, LoadWeightsOptions& options,
+                             RunFacts& facts) override;
   absl::StatusOr<int> prepare(RunContext& context, TrainingTask& task) override;
   void configure(RunContext& context, TrainerOptions& options, DeviceReplicator& devices) override;
   absl::Status save(const RunOptions& run) const override {

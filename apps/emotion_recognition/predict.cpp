@@ -172,6 +172,10 @@ absl::StatusOr<std::vector<std::string>> read_labels(const TrainedRun& run, cons
   // Runs of earlier versions have no file; the labels of MELD are known.
   if (options.dataset == "MELD" && !Fs::posix().exists(run.weights.run + "/" + kLabelsFile)) return meld_emotions();
   TRAINKIT_ASSIGN_OR_RETURN(const std::string path, run.file(kLabelsFile, "its labels"));
+  return load_labels(path);
+}
+
+absl::StatusOr<std::vector<std::string>> load_labels(const std::string& path) {
   TRAINKIT_ASSIGN_OR_RETURN(const auto file, MappedFile::open(path));
   const auto json = nlohmann::json::parse(file->text(), nullptr, /*allow_exceptions=*/false);
   TRAINKIT_RETURN_IF_ERROR(file->check());

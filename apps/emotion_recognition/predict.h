@@ -15,6 +15,8 @@ namespace trainkit::emotion {
 inline constexpr char kLabelsFile[] = "labels.json";
 
 absl::Status save_labels(const std::string& path, const std::vector<std::string>& labels);
+/// Reads a file of save_labels. Errors: weights.labels (exit code 5); those of MappedFile.
+absl::StatusOr<std::vector<std::string>> load_labels(const std::string& path);
 /// Reads the labels of a trained run. Errors: exit code 5.
 absl::StatusOr<std::vector<std::string>> read_labels(const TrainedRun& run, const EmotionOptions& options);
 

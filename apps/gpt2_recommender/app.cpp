@@ -1,6 +1,7 @@
 #include "gpt2_recommender/app.h"
 
 #include "gpt2_recommender/export.h"
+#include "gpt2_recommender/initial_rows.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit::rec {
@@ -117,6 +118,11 @@ absl::StatusOr<Metrics> RecommenderApp::test(RunContext& context, const TrainedM
 
 std::string RecommenderApp::describe_scores(const RunContext&, const TrainerResult& result, const Metrics&) const {
   return describe_result(result, scores_, options_.metric, best_step_);
+}
+
+absl::Status RecommenderApp::adapt_weights(RunContext&, const RunWeights& from, LoadWeightsOptions& options,
+                                           RunFacts& facts) {
+  return adapt_rows(from, session_->interactions(), options_, options, facts);
 }
 
 }  // namespace trainkit::rec

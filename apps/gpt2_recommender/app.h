@@ -23,6 +23,8 @@ class RecommenderApp final : public App {
   absl::Status check_options(const ConfigParser& parser, const RunOptions& run) const override;
 
   absl::StatusOr<TrainingTask> open(RunContext& context) override;
+  absl::Status adapt_weights(RunContext& context, const RunWeights& from, LoadWeightsOptions& options,
+                             RunFacts& facts) override;
   void configure(RunContext& context, TrainerOptions& options, DeviceReplicator& devices) override;
   absl::Status save(const RunOptions& run) const override { return session_->save(run); }
   absl::Status on_evaluation(RunContext& context, int64_t step, Metrics& metrics, DeviceReplicator& devices) override;

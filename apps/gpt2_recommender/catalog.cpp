@@ -75,7 +75,7 @@ absl::Status save_catalog(const std::string& path, const Interactions& interacti
                                json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
-absl::StatusOr<Interactions> load_catalog(const std::string& catalog, const std::string& split) {
+absl::StatusOr<Interactions> load_entities(const std::string& catalog) {
   TRAINKIT_ASSIGN_OR_RETURN(const auto file, MappedFile::open(catalog));
   const auto json = nlohmann::json::parse(file->text(), nullptr, /*allow_exceptions=*/false);
   Interactions interactions;
@@ -84,6 +84,11 @@ absl::StatusOr<Interactions> load_catalog(const std::string& catalog, const std:
     return bad_catalog(catalog, "damaged");
   }
   TRAINKIT_RETURN_IF_ERROR(file->check());
+  return interactions;
+}
+
+absl::StatusOr<Interactions> load_catalog(const std::string& catalog, const std::string& split) {
+  TRAINKIT_ASSIGN_OR_RETURN(Interactions interactions, load_entities(catalog));
   TRAINKIT_RETURN_IF_ERROR(read_pairs(split, interactions));
   return interactions;
 }

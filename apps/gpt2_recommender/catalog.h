@@ -19,6 +19,9 @@ inline constexpr char kSplitFile[] = "split.tsv";
 /// [...]}. Errors: exit code 6.
 absl::Status save_catalog(const std::string& path, const Interactions& interactions);
 
+/// Reads the users and items alone. Errors: weights.catalog (exit code 5) for a damaged file; those of MappedFile.
+absl::StatusOr<Interactions> load_entities(const std::string& catalog);
+
 /// Reads the users and items from `catalog`, and the interactions of all parts from the split file `split`. Times are
 /// 0. Errors: weights.catalog (exit code 5) for damaged files; those of LineFile.
 absl::StatusOr<Interactions> load_catalog(const std::string& catalog, const std::string& split);

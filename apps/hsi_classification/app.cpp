@@ -3,6 +3,7 @@
 #include "app/classification.h"
 #include "hsi_classification/benchmark.h"
 #include "hsi_classification/export.h"
+#include "hsi_classification/initial_scene.h"
 #include "hsi_classification/predict.h"
 #include "hsi_classification/results.h"
 #include "hsi_classification/trained_scene.h"
@@ -98,6 +99,10 @@ std::string HsiApp::describe_scores(const RunContext&, const TrainerResult& resu
 absl::Status HsiApp::finish_repeats(const RunOptions&, const std::vector<Metrics>& scores) {
   print_line("\nmean and standard deviation of the runs: " + hsi::describe_scores(mean_and_deviation(scores)));
   return absl::OkStatus();
+}
+
+absl::Status HsiApp::adapt_weights(RunContext&, const RunWeights& from, LoadWeightsOptions& options, RunFacts& facts) {
+  return adapt_rows(from, session_->scene(), options_, options, facts);
 }
 
 }  // namespace trainkit::hsi

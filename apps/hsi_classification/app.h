@@ -24,6 +24,8 @@ class HsiApp final : public App {
 
   absl::Status save(const RunOptions& run) const override;
   absl::StatusOr<TrainingTask> open(RunContext& context) override;
+  absl::Status adapt_weights(RunContext& context, const RunWeights& from, LoadWeightsOptions& options,
+                             RunFacts& facts) override;
   absl::Status on_evaluation(RunContext& context, int64_t step, Metrics& metrics, DeviceReplicator& devices) override;
   absl::StatusOr<Metrics> test(RunContext& context, const TrainedModel& trained) override;
   std::string describe_scores(const RunContext& context, const TrainerResult& result,

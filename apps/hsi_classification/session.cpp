@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "app/classification.h"
+#include "hsi_classification/initial_scene.h"
 #include "hsi_classification/preprocess.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
@@ -74,11 +75,15 @@ absl::StatusOr<Session> Session::open(const ConfigParser& parser, const RunOptio
                       .expected = "at least " + std::to_string(least),
                       .hint = "--model cnn2d supports any number of bands"});
   }
-  auto [preprocessing, cube] = fit_preprocessing(scene.cube, components);
+  TRAINKIT_ASSIGN_OR_RETURN(const auto earlier, earlier_preprocessing(run, options, scene));
+  auto [preprocessing, cube] = earlier ? std::pair(*earlier, apply_preprocessing(scene.cube, *earlier))
+                                       : fit_preprocessing(scene.cube, components);
   std::string prepared = "each band standardised over all pixels";
-  if (preprocessing.pca) {
-    prepared += fmt::format(", {} principal components ({:.2f}% of the variance)", components,
-                            100 * preprocessing.pca->explained_variance.sum().item<double>());
+  if (earlier) prepared = "each band standardised with the statistics of the weights' run";
+  if (preprocessing.pca) prepared += fmt::format(", {} principal components", components);
+  if (preprocessing.pca && !earlier) {
+    prepared +=
+        fmt::format(" ({:.2f}% of the variance)", 100 * preprocessing.pca->explained_variance.sum().item<double>());
   }
   const int64_t patch_size = options.used_patch_size();
   at::Tensor image = pad_mirrored(cube, patch_size / 2).contiguous();

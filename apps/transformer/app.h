@@ -24,6 +24,8 @@ class TransformerApp final : public App {
   absl::StatusOr<std::optional<int>> run_instead(const RunOptions& run, at::Device device) override;
 
   absl::StatusOr<TrainingTask> open(RunContext& context) override;
+  absl::Status adapt_weights(RunContext& context, const RunWeights& from, LoadWeightsOptions& options,
+                             RunFacts& facts) override;
   void apply_plan(const MemoryPlan& plan) override;
   void configure(RunContext& context, TrainerOptions& options, DeviceReplicator& devices) override;
   absl::Status save(const RunOptions& run) const override;

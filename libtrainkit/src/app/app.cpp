@@ -9,6 +9,7 @@
 
 #include "app/command_line.h"
 #include "app/earlier_run.h"
+#include "app/initial_weights.h"
 #include "app/repeats.h"
 #include "app/resume.h"
 #include "logging/report.h"
@@ -22,7 +23,6 @@
 #include "trainkit/logging/summary.h"
 #include "trainkit/nn/functional.h"
 #include "trainkit/optim/adam.h"
-#include "trainkit/train/weights.h"
 
 namespace trainkit {
 namespace {
@@ -119,7 +119,7 @@ class AppRun {
     TRAINKIT_ASSIGN_OR_RETURN(
         devices_, DeviceReplicator::create(task_.recipe.make_model, replicator_options(run_, context_.placement)));
     if (run_.init_from.empty()) return absl::OkStatus();
-    TRAINKIT_RETURN_IF_ERROR(load_weights(*devices_->module(), run_.init_from).status());
+    TRAINKIT_RETURN_IF_ERROR(detail::load_initial_weights(app_, context_, *devices_->module(), task_.description));
     devices_->synchronize();
     return absl::OkStatus();
   }

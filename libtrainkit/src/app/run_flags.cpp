@@ -72,7 +72,7 @@ void add_progress_flags(ConfigParser& parser, RunOptions& o) {
   resume.path_words = {"latest"};
   parser.add("resume", &o.resume, resume);
   parser.add("init_from", &o.init_from,
-             path(PathKind::kInput, "Initialise the weights from this safetensors or PyTorch file."));
+             path(PathKind::kInput, "Initialise the weights from this run folder, safetensors or PyTorch file."));
   parser.add("overwrite", &o.overwrite, spec("Remove the files of an earlier run from --output_dir."));
   parser.add("dry_run", &o.dry_run, spec("Check everything and print the plan without training."));
   parser.add("json", &o.json, {.help = "With --dry_run: print the plan as JSON.", .group = "Run", .flag_only = true});

@@ -30,6 +30,7 @@
 #include "trainkit/train/loss.h"
 #include "trainkit/train/step_memory.h"
 #include "trainkit/train/trainer.h"
+#include "trainkit/train/weights.h"
 
 namespace trainkit {
 
@@ -163,6 +164,12 @@ class App {
   /// Prepares the data on every rank (fills a cache); may replace the task's data sets. Not called in a dry run.
   /// Returns 128 + the number of a signal that interrupted it, else 0.
   virtual absl::StatusOr<int> prepare(RunContext& context, TrainingTask& task);
+  /// Prepares the weights of --init_from, on every rank. Names and shapes do not say what the rows of a tensor mean:
+  /// users, characters, classes. A trainer that stores their names next to its weights (save()) compares those of
+  /// `from` with its own here: it sets options.adapt, which puts the rows into order, or returns an error. `facts` are
+  /// lines for the user; those named "warning:" are also listed in summary.json. Default: rows are taken as they are.
+  virtual absl::Status adapt_weights(RunContext& context, const RunWeights& from, LoadWeightsOptions& options,
+                                     RunFacts& facts);
   /// Changes the trainer's options: the metric to monitor, what checkpoints keep.
   virtual void configure(RunContext& context, TrainerOptions& options, DeviceReplicator& devices);
   /// Writes files next to the checkpoints before training starts (a tokenizer). Rank 0 alone.

@@ -1,0 +1,83 @@
+#include "gpt2_recommender/initial_rows.h"
+
+#include <fmt/format.h>
+
+#include "app/initial_weights.h"
+#include "gpt2_recommender/catalog.h"
+#include "gpt2_recommender/metadata.h"
+#include "trainkit/core/status.h"
+
+namespace trainkit::rec {
+namespace {
+
+using trainkit::detail::RowNames;
+
+std::vector<std::string> ids_of(const std::vector<Entity>& entities) {
+  std::vector<std::string> ids;
+  for (const Entity& entity : entities) ids.push_back(entity.id);
+  return ids;
+}
+
+/// Returns the characters of the texts, in the order of the tokens.
+absl::StatusOr<std::vector<std::string>> characters_of(const Interactions& interactions) {
+  TokenId empty = 0;
+  TRAINKIT_ASSIGN_OR_RETURN(const auto tokenizer, metadata_tokenizer(interactions, "", empty));
+  std::vector<std::string> characters;
+  for (int64_t id = 0; id < tokenizer->vocab_size(); ++id)
+    characters.emplace_back(tokenizer->token_bytes(static_cast<TokenId>(id)));
+  return characters;
+}
+
+/// Checks the number of heads, which has no shape.
+absl::Status check_heads(const RunWeights& from, const RecOptions& options) {
+  const auto saved = trainkit::detail::setting_beside(from, "n_head");
+  const std::string own = std::to_string(options.n_head);
+  if (options.model != "gpt2" || !options.gpt2.empty() || !saved || *saved == own) return absl::OkStatus();
+  return trainkit::detail::other_meaning(from.file, "n_head", "another number of heads than in this run", *saved, own,
+                                         "--n_head " + *saved);
+}
+
+}  // namespace
+
+absl::Status adapt_rows(const RunWeights& from, const Interactions& interactions, const RecOptions& options,
+                        LoadWeightsOptions& load, RunFacts& facts) {
+  if (!options.plan_data.empty()) return absl::OkStatus();  // made-up users and items
+  TRAINKIT_RETURN_IF_ERROR(check_heads(from, options));
+  const std::string path = trainkit::detail::file_beside(from, kCatalogFile);
+  if (path.empty()) {
+    facts.emplace_back("warning:",
+                       fmt::format("no {} next to {}: row i of its tables is taken for user i and item i of "
+                                   "this data, in the order of their first lines",
+                                   kCatalogFile, from.file));
+    return absl::OkStatus();
+  }
+  TRAINKIT_ASSIGN_OR_RETURN(const Interactions saved, load_entities(path));
+  const RowNames users{"users", ids_of(saved.users), ids_of(interactions.users)};
+  const RowNames items{"items", ids_of(saved.items), ids_of(interactions.items)};
+  if (users.known() == 0 && items.known() == 0) {
+    return trainkit::detail::other_meaning(path, "", "has no user and no item of this data",
+                                           saved.users.front().id + ", " + saved.items.front().id,
+                                           interactions.users.front().id + ", " + interactions.items.front().id,
+                                           "start without --init_from: the rows would be those of others");
+  }
+  RowNames characters{.kind = "characters"};
+  if (options.model == "gpt2" && options.gpt2.empty() && options.vocab.empty()) {
+    TRAINKIT_ASSIGN_OR_RETURN(characters.in_file, characters_of(saved));
+    TRAINKIT_ASSIGN_OR_RETURN(characters.here, characters_of(interactions));
+  }
+  std::string rows = fmt::format("{} and {}", users.describe(), items.describe());
+  if (!characters.here.empty()) rows += ", " + characters.describe();
+  facts.emplace_back("start", fmt::format("weights of {}: {} by the names in {}; new rows start as in a new model",
+                                          from.file, rows, path));
+  load.adapt = [users, items, characters, path](NamedTensors& file, const NamedTensors& model) {
+    TRAINKIT_RETURN_IF_ERROR(
+        trainkit::detail::take_rows(file, model, users, {"user_embedding", "user_embedding.weight"}, path));
+    TRAINKIT_RETURN_IF_ERROR(
+        trainkit::detail::take_rows(file, model, items, {"item_embedding", "item_embedding.weight"}, path));
+    if (characters.here.empty()) return absl::OkStatus();
+    return trainkit::detail::take_rows(file, model, characters, {"gpt2.wte.weight"}, path, /*more_rows=*/true);
+  };
+  return absl::OkStatus();
+}
+
+}  // namespace trainkit::rec

@@ -1,0 +1,74 @@
+#include "transformer/initial_rows.h"
+
+#include <fmt/format.h>
+
+#include "app/initial_weights.h"
+#include "trainkit/core/status.h"
+#include "trainkit/nn/transformer.h"
+#include "transformer/session.h"
+
+namespace trainkit::transformer {
+namespace {
+
+using trainkit::detail::RowNames;
+
+std::vector<std::string> tokens_of(const Tokenizer& tokenizer) {
+  std::vector<std::string> tokens;
+  for (int64_t id = 0; id < tokenizer.vocab_size(); ++id)
+    tokens.emplace_back(tokenizer.token_bytes(static_cast<TokenId>(id)));
+  return tokens;
+}
+
+/// Checks the number of heads, which has no shape.
+absl::Status check_heads(const RunWeights& from, const TransformerOptions& options) {
+  const auto saved = trainkit::detail::setting_beside(from, "n_heads");
+  const auto width = trainkit::detail::setting_beside(from, "hidden_dim");
+  if (!saved || width != std::to_string(options.hidden_dim)) return absl::OkStatus();  // the shapes differ
+  const auto heads = [&](const std::string& text) {
+    return text == "0" ? std::to_string(default_n_heads(options.hidden_dim)) : text;
+  };
+  const std::string own = heads(std::to_string(options.n_heads));
+  if (heads(*saved) == own) return absl::OkStatus();
+  return trainkit::detail::other_meaning(from.file, "n_heads", "another number of heads than in this run",
+                                         heads(*saved), own, "--n_heads " + heads(*saved));
+}
+
+}  // namespace
+
+absl::Status adapt_rows(const RunWeights& from, const Tokenizer& tokenizer, const TransformerOptions& options,
+                        LoadWeightsOptions& load, RunFacts& facts) {
+  TRAINKIT_RETURN_IF_ERROR(check_heads(from, options));
+  const std::string path = trainkit::detail::file_beside(from, kTokenizerFile);
+  if (path.empty()) {
+    facts.emplace_back("warning:",
+                       fmt::format("no {} next to {}: row i of its embedding is taken for token i of this run's {} "
+                                   "tokenizer",
+                                   kTokenizerFile, from.file, tokenizer.name()));
+    return absl::OkStatus();
+  }
+  TRAINKIT_ASSIGN_OR_RETURN(const auto saved, load_tokenizer(path));
+  if (saved->digest() == tokenizer.digest()) return absl::OkStatus();
+  RowNames characters{"characters", tokens_of(*saved), tokens_of(tokenizer)};
+  if (saved->name() != tokenizer.name() || tokenizer.name() != "char") {
+    const bool same = saved->name() == tokenizer.name();
+    if (same && characters.in_file == characters.here)
+      return absl::OkStatus();  // only special tokens are parsed otherwise
+    return trainkit::detail::other_meaning(
+        path, "", "is another tokenizer than this run's",
+        fmt::format("{}, {} tokens", saved->name(), saved->vocab_size()),
+        fmt::format("{}, {} tokens", tokenizer.name(), tokenizer.vocab_size()),
+        same ? "give the --vocab and --merges of that run" : "--tokenizer " + saved->name());
+  }
+  if (characters.known() == 0) {
+    return trainkit::detail::other_meaning(path, "", "has no character of this text", "", "",
+                                           "start without --init_from: the rows would be those of other characters");
+  }
+  facts.emplace_back("start", fmt::format("weights of {}: {} by {}; new ones start as in a new model", from.file,
+                                          characters.describe(), path));
+  load.adapt = [characters, path](NamedTensors& file, const NamedTensors& model) {
+    return trainkit::detail::take_rows(file, model, characters, {"transformer.wte.weight", "lm_head.weight"}, path);
+  };
+  return absl::OkStatus();
+}
+
+}  // namespace trainkit::transformer
