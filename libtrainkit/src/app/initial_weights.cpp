@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <system_error>
 #include <unordered_map>
 
 #include "io/model_weights.h"
@@ -26,7 +27,7 @@ namespace {
 /// Returns the row of the file for each row here; -1 if the file has none of its name.
 std::vector<int64_t> rows_in_file(const RowNames& rows) {
   std::unordered_map<std::string_view, int64_t> by_name;
-  for (const std::string& name : rows.in_file) by_name.emplace(name, static_cast<int64_t>(by_name.size()));
+  for (size_t i = 0; i < rows.in_file.size(); ++i) by_name.emplace(rows.in_file[i], static_cast<int64_t>(i));
   std::vector<int64_t> found;
   for (const std::string& name : rows.here) {
     const auto at = by_name.find(name);
@@ -43,7 +44,8 @@ const at::Tensor* find_tensor(const NamedTensors& tensors, const std::string& na
 }  // namespace
 
 absl::StatusOr<RunWeights> find_initial_weights(const std::string& path) {
-  const bool is_folder = std::filesystem::is_directory(path) || split_path(path).second == "latest";
+  std::error_code ignored;  // reading the file reports it
+  const bool is_folder = std::filesystem::is_directory(path, ignored) || split_path(path).second == "latest";
   if (!is_folder) {
     RunWeights weights{.run = split_path(path).first, .file = path};
     const auto [checkpoints, step] = split_path(weights.run);
@@ -71,7 +73,7 @@ absl::Status load_initial_weights(App& app, RunContext& context, torch::nn::Modu
 std::string file_beside(const RunWeights& weights, const std::string& name) {
   for (const std::string& folder : {split_path(weights.file).first, weights.run}) {
     std::string path = folder + "/" + name;
-    if (std::filesystem::exists(path)) return path;
+    if (std::error_code ignored; std::filesystem::exists(path, ignored)) return path;
   }
   return "";
 }
