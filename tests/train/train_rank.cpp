@@ -198,6 +198,10 @@ absl::Status run_rank(std::string scenario, const std::string& out) {
           if (scenario == "unreached") return hidden_loss(module, batch);
           LossOutput output = rank_loss(module, batch);
           if (scenario == "unreadable") output.metrics = {{"twice", output.loss.detach() * 2}};
+          if (scenario == "own_metrics" && (rank == 0 || step >= 3)) {
+            const at::Tensor value = at::scalar_tensor(static_cast<double>(rank + 1));
+            output.metrics = {{"of_rank_" + std::to_string(rank), value}, {"common", value}};
+          }
           return output;
         });
       }

@@ -90,6 +90,20 @@ TEST_CASE("A rank without a readable row in the first steps trains with the othe
   for (size_t i = 0; i < 4; ++i) CHECK(weights_of(folder, 0)[i].equal(weights_of(folder, 1)[i]));
 }
 
+TEST_CASE("A metric is averaged over the ranks that returned it", "[train][train_step][ranks]") {
+  const TempDir folder;
+  Ranks job("train_rank", 2, {"own_metrics", folder.path().string()}, folder.path().string());
+  for (int rank = 0; rank < 2; ++rank) {
+    INFO(job.err(rank));
+    REQUIRE(job.wait(rank) == 0);
+  }
+  CHECK(job.out(0) == job.out(1));
+  const std::string out = job.out(0), second = out.substr(out.find("step 2"), out.find("step 3") - out.find("step 2"));
+  CHECK_THAT(second, Catch::Contains(" of_rank_0 1 common 1\n"));
+  // Rank 0 has 6 rows that count and rank 1 has 8: (6 * 1 + 8 * 2) / 14.
+  CHECK_THAT(out, Catch::Contains(" of_rank_0 1 common 1.57143 of_rank_1 2\nstep 4"));
+}
+
 TEST_CASE("A rank that is killed ends the others with an error that names it", "[train][train_step][ranks]") {
   for (const int count : {2, 4}) {
     const TempDir folder;

@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 
 #include <limits>
+#include <mutex>
 
 #include "trainkit/train/evaluate.h"
 
@@ -38,9 +39,10 @@ void ConfusionMatrix::add(const at::Tensor& truth, const at::Tensor& predicted) 
                         predicted.scalar_type() == at::kLong,
                     "expected true and predicted classes (n) int64, got ", truth.sizes(), " and ", predicted.sizes());
   const c10::NoGradGuard no_grad;
+  if (truth.is_cpu() && predicted.is_cpu()) check_classes(truth, predicted, num_classes_);
+  const std::lock_guard lock(mutex_);
   const at::Tensor row = truth.to(cells_.device(), /*non_blocking=*/true);
   const at::Tensor column = predicted.to(cells_.device(), /*non_blocking=*/true);
-  if (truth.is_cpu() && predicted.is_cpu()) check_classes(truth, predicted, num_classes_);
   // An out-of-range class would be counted in the cell of another pair. It gets an index that no cell has instead, so
   // scatter_add_ reports it.
   const int64_t beyond = cells_.numel();
@@ -52,6 +54,8 @@ void ConfusionMatrix::add(const at::Tensor& truth, const at::Tensor& predicted) 
 void ConfusionMatrix::add(const ConfusionMatrix& other) {
   TORCH_CHECK_VALUE(other.num_classes_ == num_classes_, "expected ", num_classes_, " classes, got ",
                     other.num_classes_);
+  const std::unique_lock lock(mutex_);
+  const auto other_lock = &other == this ? std::unique_lock<std::mutex>() : std::unique_lock<std::mutex>(other.mutex_);
   cells_.add_(other.cells_.to(cells_.device()));
 }
 
@@ -60,6 +64,7 @@ absl::Status ConfusionMatrix::add_other_ranks(ProcessGroup& group) {
 }
 
 at::Tensor ConfusionMatrix::counts() const {
+  const std::lock_guard lock(mutex_);
   return cells_.narrow(0, 0, num_classes_ * num_classes_)
       .to(at::kCPU, at::kLong, false, /*copy=*/true)
       .view({num_classes_, num_classes_});

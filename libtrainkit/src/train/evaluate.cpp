@@ -1,6 +1,6 @@
 #include "trainkit/train/evaluate.h"
 
-#include <ATen/ops/full_like.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -8,8 +8,12 @@
 #include <absl/strings/str_split.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
+#include <functional>
+#include <iterator>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "counted_rows.h"
@@ -17,105 +21,138 @@
 #include "trainkit/amp/autocast.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
+#include "user_mistakes.h"
 
 namespace trainkit {
 namespace {
 
-/// Accumulates weighted sums on the device. A value of weight 0 adds only its name.
+/// Accumulates weighted sums on the device: of the loss, and of the metrics by name. Each has the weight of the batches
+/// that returned it.
 class Sums {
  public:
   void add(const LossOutput& output, double weight) {
     weight_ += weight;
-    add_one(0, "loss", output.loss, weight);
+    add_one(0, "loss", output.loss, weight, weight);
     for (size_t i = 0; i < output.metrics.size(); ++i) {
-      add_one(i + 1, output.metrics[i].first, output.metrics[i].second, weight);
+      const auto& [name, value] = output.metrics[i];
+      check_new(name, output, i);
+      add_one(i + 1, name, value, weight, weight);
     }
   }
 
   /// Adds the sums of another replica.
   void add(const Sums& other) {
     weight_ += other.weight_;
-    for (size_t i = 0; i < other.sums_.size(); ++i) add_one(i, other.sums_[i].first, other.sums_[i].second, 1.0);
+    for (size_t i = 0; i < other.sums_.size(); ++i) {
+      add_one(i, other.sums_[i].name, other.sums_[i].sum, 1.0, other.sums_[i].weight);
+    }
   }
 
-  /// Replaces the sums with those over all ranks. First compares the number of metrics (its maximum with its minimum
-  /// over the ranks), since an all-reduce needs tensors of equal size. A rank that could read no row learns the metrics
-  /// from another one. If the evaluation has failed on a rank, all ranks return an error.
+  /// Replaces the sums with those over all ranks. An all-reduce needs tensors of equal size, so ranks that have other
+  /// metrics, or none because they could read no row, first exchange the names. If the evaluation has failed on a rank,
+  /// all ranks return an error.
   absl::Status add_other_ranks(ProcessGroup& group, at::Device device, bool has_failed) {
-    const double count = sums_.empty() ? -1 : static_cast<double>(sums_.size());
-    const double names = sums_.empty() ? -1 : static_cast<double>(group.rank());
-    const at::Tensor counts = at::tensor(
-        {count, sums_.empty() ? -1e9 : -count, has_failed ? group.rank() + 1.0 : 0.0, names, sums_.empty() ? 1.0 : 0.0},
-        at::kDouble);
-    TRAINKIT_RETURN_IF_ERROR(group.all_reduce_max(counts, "the evaluation's metrics"));
-    if (const auto failed = counts[2].item<double>(); failed > 0) {
+    const double digest = digest_of_names();
+    const at::Tensor checks = at::tensor({digest, -digest, has_failed ? group.rank() + 1.0 : 0.0}, at::kDouble);
+    TRAINKIT_RETURN_IF_ERROR(group.all_reduce_max(checks, "the evaluation's metrics"));
+    if (const auto failed = checks[2].item<double>(); failed > 0) {
       return to_status({.exit_code = ExitCode::kDistributed,
                         .id = "dist.peer",
                         .problem = "rank " + std::to_string(static_cast<int64_t>(failed) - 1) +
                                    " failed in the evaluation; see its error"});
     }
-    const auto root = static_cast<int64_t>(counts[3].item<double>());
-    if (root < 0) return absl::OkStatus();  // no rank could read a row
-    if (counts[0].item<double>() != -counts[1].item<double>()) {
-      return to_status({.exit_code = ExitCode::kData,
-                        .id = "data.metrics",
-                        .problem = "ranks return different metrics",
-                        .got = std::to_string(sums_.size()) + " here"});
-    }
-    if (counts[4].item<double>() > 0) TRAINKIT_RETURN_IF_ERROR(share_names(group, root, device));
+    if (checks[0].item<double>() != -checks[1].item<double>()) TRAINKIT_RETURN_IF_ERROR(share_names(group, device));
+    if (sums_.empty()) return absl::OkStatus();  // no rank could read a row
     std::vector<at::Tensor> values;
-    for (const auto& [name, sum] : sums_) values.push_back(sum);
-    values.push_back(at::full_like(values.front(), weight_));
-    const at::Tensor all = at::stack(values);
+    std::vector<double> weights{weight_};
+    for (const Sum& one : sums_) {
+      values.push_back(one.sum);
+      weights.push_back(one.weight);
+    }
+    const at::Tensor all = at::cat({at::stack(values), at::tensor(weights, at::kDouble).to(device)});
     TRAINKIT_RETURN_IF_ERROR(group.all_reduce(all, "the evaluation's sums"));
     const at::Tensor host = all.cpu();
-    for (size_t i = 0; i < sums_.size(); ++i) sums_[i].second = host[static_cast<int64_t>(i)];
-    weight_ = host[-1].item<double>();
+    const auto count = std::ssize(sums_);
+    for (int64_t i = 0; i < count; ++i) {
+      sums_[static_cast<size_t>(i)].sum = host[i];
+      sums_[static_cast<size_t>(i)].weight = host[count + 1 + i].item<double>();
+    }
+    weight_ = host[count].item<double>();
     return absl::OkStatus();
   }
 
   double weight() const { return weight_; }
+  /// Leaves out a metric of which nothing counted.
   Metrics means() const {
     Metrics metrics;
-    for (const auto& [name, sum] : sums_) metrics[name] = sum.item<double>() / weight_;
+    for (const Sum& one : sums_) {
+      if (one.weight > 0) metrics[one.name] = one.sum.item<double>() / one.weight;
+    }
     return metrics;
   }
 
  private:
-  /// Sends the names of the metrics to the ranks that have none.
-  absl::Status share_names(ProcessGroup& group, int64_t root, at::Device device) {
-    std::vector<std::string> names;
-    for (const auto& [name, sum] : sums_) names.push_back(name);
-    TRAINKIT_ASSIGN_OR_RETURN(const std::string text, group.broadcast_text(absl::StrJoin(names, "\n"), root));
-    if (!sums_.empty()) return absl::OkStatus();
-    for (const absl::string_view name : absl::StrSplit(text, '\n')) {
-      sums_.emplace_back(name, at::zeros({}, at::device(device).dtype(at::kDouble)));
+  struct Sum {
+    std::string name;
+    at::Tensor sum;  // float64
+    double weight = 0;
+  };
+
+  /// Returns a number that differs for other names or another order; 0 without names.
+  double digest_of_names() const {
+    std::string names;
+    for (const Sum& one : sums_) names += one.name + "\n";
+    return names.empty() ? 0 : static_cast<double>(std::hash<std::string>()(names) >> 12) + 1;
+  }
+
+  /// Gives all ranks the names of all, in one order.
+  absl::Status share_names(ProcessGroup& group, at::Device device) {
+    std::vector<std::string> own;
+    for (const Sum& one : sums_) own.push_back(one.name);
+    std::vector<Sum> all;
+    for (int64_t rank = 0; rank < group.world_size(); ++rank) {
+      TRAINKIT_ASSIGN_OR_RETURN(const std::string text, group.broadcast_text(absl::StrJoin(own, "\n"), rank));
+      for (const absl::string_view name : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+        const auto is_named = [&](const Sum& one) { return one.name == name; };
+        if (std::any_of(all.begin(), all.end(), is_named)) continue;
+        const auto mine = std::find_if(sums_.begin(), sums_.end(), is_named);
+        all.push_back(mine != sums_.end() ? *mine
+                                          : Sum{.name = std::string(name),
+                                                .sum = at::zeros({}, at::device(device).dtype(at::kDouble))});
+      }
     }
+    sums_ = std::move(all);
     return absl::OkStatus();
   }
 
-  /// Refuses a second metric of the same name: Metrics could hold only one of them.
-  void check_new(const std::string& name) const {
-    for (const auto& [known, sum] : sums_) {
-      if (known != name) continue;
-      throw absl::BadStatusOrAccess(to_status({.exit_code = ExitCode::kData,
-                                               .id = "data.metrics",
-                                               .problem = "two metrics have the same name",
-                                               .got = name,
-                                               .expected = "different names, none of them 'loss'"}));
-    }
+  /// Refuses a second metric of the same name in one output: Metrics could hold only one of them.
+  static void check_new(const std::string& name, const LossOutput& output, size_t at) {
+    bool is_known = name == "loss";
+    for (size_t i = 0; i < at; ++i) is_known |= output.metrics[i].first == name;
+    if (!is_known) return;
+    throw absl::BadStatusOrAccess(to_status({.exit_code = ExitCode::kData,
+                                             .id = "data.metrics",
+                                             .problem = "two metrics have the same name",
+                                             .got = name,
+                                             .expected = "different names, none of them 'loss'"}));
   }
 
-  void add_one(size_t at, const std::string& name, const at::Tensor& value, double weight) {
-    if (sums_.size() == at) {
-      check_new(name);
-      sums_.emplace_back(name, at::zeros({}, value.options().dtype(at::kDouble).requires_grad(false)));
+  /// Adds `value` times `factor`, which counts `weight`. A value of weight 0 adds only its name. `guess` is the place
+  /// of the name in other outputs.
+  void add_one(size_t guess, const std::string& name, const at::Tensor& value, double factor, double weight) {
+    const auto is_named = [&](const Sum& one) { return one.name == name; };
+    auto found = guess < sums_.size() && is_named(sums_[guess]) ? sums_.begin() + static_cast<ptrdiff_t>(guess)
+                                                                : std::find_if(sums_.begin(), sums_.end(), is_named);
+    if (found == sums_.end()) {
+      const auto options = value.options().dtype(at::kDouble).requires_grad(false);
+      sums_.push_back({.name = name, .sum = at::zeros({}, options)});
+      found = std::prev(sums_.end());
     }
-    TORCH_CHECK(at < sums_.size() && sums_[at].first == name, "metric '", name, "' is not returned for every batch");
-    if (weight > 0) sums_[at].second.add_(value.to(sums_[at].second.options()), weight);
+    if (weight > 0) found->sum.add_(value.to(found->sum.options()).reshape({}), factor);
+    found->weight += weight;
   }
 
-  std::vector<std::pair<std::string, at::Tensor>> sums_;
+  std::vector<Sum> sums_;
   double weight_ = 0;
 };
 
@@ -123,6 +160,7 @@ class Sums {
 void add_rows(torch::nn::Module& model, const Batch& rows, const LossFunction& loss, Sums& sums) {
   if (rows.size() == 0) return;
   const LossOutput output = loss(model, counted_rows(rows));
+  detail::check_output(output, /*step=*/0);
   sums.add(output, counted_weight(rows, output));
 }
 
@@ -172,13 +210,12 @@ absl::StatusOr<Metrics> evaluate(DeviceReplicator& devices, Prefetcher& loader, 
   const c10::NoGradGuard no_grad;
   const auto replicas = static_cast<size_t>(devices.replicas());
   std::vector<Sums> sums(replicas);
-  // A loss function may keep state between calls, so each replica's thread gets its own copy.
-  std::vector<LossFunction> losses(replicas, loss);
+  const std::vector<const LossFunction*> losses = loss.for_replicas(devices.replicas());
   ProcessGroup* group = devices.process_group();
   try {
     const auto visit = [&](int64_t replica, torch::nn::Module& model, const Batch& rows) {
       const auto i = static_cast<size_t>(replica);
-      add_rows(model, rows, losses[i], sums[i]);
+      add_rows(model, rows, *losses[i], sums[i]);
     };
     const absl::Status read = for_each_batch(devices, loader, precision, visit, on_progress);
     if (!read.ok()) throw absl::BadStatusOrAccess(read);

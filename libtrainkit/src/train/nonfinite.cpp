@@ -1,219 +1,219 @@
 #include "nonfinite.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/core/function_schema.h>
-#include <ATen/ops/isnan.h>
-#include <ATen/ops/isposinf.h>
-#include <ATen/record_function.h>
-#include <c10/core/GradMode.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
 
 #include <algorithm>
+#include <array>
+#include <cctype>
+#include <cmath>
 #include <memory>
-#include <mutex>
+#include <string_view>
 #include <unordered_map>
+#include <unordered_set>
+#include <vector>
 
 namespace trainkit::detail {
 namespace {
 
-/// Returns "nan", "inf", or nullptr. Minus infinity is allowed, since masks contain it.
-const char* problem_of(const at::Tensor& tensor) {
-  if (!tensor.defined() || tensor.numel() == 0 || !tensor.is_floating_point() || tensor.is_sparse()) return nullptr;
-  const at::Tensor values = tensor.detach();
-  if (at::isnan(values).any().item<bool>()) return "nan";
-  return at::isposinf(values).any().item<bool>() ? "inf" : nullptr;
-}
+using torch::autograd::Node;
 
 // Note [Search for the first non-finite value]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// Callbacks see every operation: inputs at its start, outputs at its end. Three kinds of values must not be reported:
-// - Uninitialised memory. aten::empty and its relatives return memory with arbitrary contents. unwritten_ remembers
-//   their storages by weak pointer until an operation that computes returns them, so that an address which the
-//   allocator reuses is not confused with the old storage.
-// - Views. They compute nothing, and kernels take views of memory that they have not written yet.
-// - Outputs passed as inputs. In-place and out= operations receive the tensor that they overwrite.
-// Checking runs operations itself; DisableRecordFunctionGuard keeps them from calling the callbacks again. If a
-// callback runs out of memory, an operation was missed and a later finding may not be the first one, so the search
-// gives up.
-// Autograd's threads inherit the thread-local callback. One of them may still be in a callback when `run` has thrown;
-// it holds a shared_ptr to the Search, which current_search no longer names.
+// The loss function may count its calls, so the search does not call it again. On the CPU the loss is known before its
+// backward, while the autograd graph still has the values that the operations keep: inputs, or their own results. Nodes
+// are visited in the order in which forward created them. The first kept value that is not finite names the operation:
+// - a value with a grad_fn was returned by that node's operation;
+// - a value without one (a row of the batch, a target) was taken by the node that keeps it.
+// An operation that keeps nothing (a sum) is passed over; its result is seen where the next one keeps it. Node has no
+// public way to list what it keeps; compiled_args() collects it for compiled autograd.
 
-/// State of one search, shared by its callbacks. See Note [Search for the first non-finite value].
+/// Returns "nan", "inf", or nullptr. Minus infinity is allowed, since masks contain it.
+const char* problem_of(const at::Tensor& tensor) {
+  const bool is_dense = tensor.defined() && tensor.layout() == at::kStrided && tensor.is_cpu();
+  if (!is_dense || tensor.numel() == 0 || !tensor.is_floating_point()) return nullptr;
+  const double largest = tensor.detach().max().item<double>();  // NaN if there is one
+  return std::isnan(largest) ? "nan" : std::isinf(largest) && largest > 0 ? "inf" : nullptr;
+}
+
+std::string quoted_owner(const std::string& name) {
+  const size_t dot = name.rfind('.');
+  return dot == std::string::npos ? "the model" : fmt::format("'{}'", name.substr(0, dot));
+}
+
+std::string last_part(const std::string& name) { return name.substr(name.rfind('.') + 1); }  // npos + 1 is 0
+
+/// Returns the values that a node keeps for backward; none if it does not say so.
+std::vector<at::Tensor> kept_by(const std::shared_ptr<Node>& node) {
+  namespace compiled = torch::dynamo::autograd;
+  compiled::AutogradCompilerCall compiler(compiled::SizeInput::STATIC);
+  compiled::NodeCall call(0, node);
+  compiled::CompiledNodeArgs args(compiler, call);
+  try {
+    node->compiled_args(args);
+  } catch (const c10::NotImplementedError&) {
+    return {};
+  }
+  return compiler.tensor_args.inputs;
+}
+
+/// "AddmmBackward0" is "aten::addmm".
+std::string operation_of(const Node& node) {
+  std::string name = node.name();
+  const size_t end = name.rfind("Backward");
+  if (end == std::string::npos || name.find(':') != std::string::npos) return name;
+  std::string operation = "aten::";
+  for (size_t i = 0; i < end; ++i) {
+    const auto letter = static_cast<unsigned char>(name[i]);
+    if (i > 0 && std::isupper(letter)) operation += '_';
+    operation += static_cast<char>(std::tolower(letter));
+  }
+  return operation;
+}
+
+/// Returns whether the node's operation computes nothing: its result is a view.
+bool is_view(const Node& node) {
+  constexpr std::array kViews = {"View",   "Reshape", "TBackward", "Transpose", "Permute",   "Slice", "Select",
+                                 "Expand", "Squeeze", "Unsqueeze", "Unsafe",    "AsStrided", "Alias"};
+  const std::string name = node.name();
+  return node.num_outputs() == 1 &&
+         std::any_of(kViews.begin(), kViews.end(), [&](const char* view) { return name.starts_with(view); });
+}
+
+/// The nodes of a graph in the order of forward.
+std::vector<std::shared_ptr<Node>> nodes_of(const at::Tensor& loss) {
+  std::vector<std::shared_ptr<Node>> nodes;
+  if (loss.grad_fn()) nodes.push_back(loss.grad_fn());
+  std::unordered_set<const Node*> seen;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    const std::shared_ptr<Node> node = nodes[i];
+    for (const torch::autograd::Edge& edge : node->next_edges()) {
+      if (edge.function && seen.insert(edge.function.get()).second) nodes.push_back(edge.function);
+    }
+  }
+  std::sort(nodes.begin(), nodes.end(), [](auto& a, auto& b) { return a->sequence_nr() < b->sequence_nr(); });
+  return nodes;
+}
+
 class Search {
  public:
-  explicit Search(const torch::nn::Module& module) {
+  Search(const torch::nn::Module& module, const Batch& batch) : batch_(batch) {
     for (const auto& parameter : module.named_parameters()) {
-      const std::string& name = parameter.key();
-      const size_t dot = name.rfind('.');
-      const std::string owner = dot == std::string::npos ? "the model" : fmt::format("'{}'", name.substr(0, dot));
-      owners_.emplace(parameter.value().const_data_ptr(), owner);
-      if (found_.empty() && problem_of(parameter.value())) {
-        found_ = fmt::format("{} of {} is not finite", name.substr(dot == std::string::npos ? 0 : dot + 1), owner);
-      }
+      owners_.emplace(parameter.value().unsafeGetTensorImpl(), quoted_owner(parameter.key()));
     }
   }
 
-  /// Checks the inputs, which are only available at the start of an operation. An input that no operation returned
-  /// comes from the batch or is a constant.
-  void begin(const at::RecordFunction& operation) {
-    const std::lock_guard lock(mutex_);
-    if (done()) return;
-    const at::DisableRecordFunctionGuard no_recursion;
-    const c10::AutoGradMode no_grad(false);
-    const bool computes = !is_view(operation) && !writes_over(operation);
-    bool takes_parameter = false;
-    const char* problem = nullptr;
-    for (const c10::IValue& input : operation.inputs()) {
-      if (!input.isTensor() || !input.toTensor().defined() || !input.toTensor().has_storage()) continue;
-      const auto owner = owners_.find(input.toTensor().storage().data());
-      if (owner != owners_.end()) {
-        last_owner_ = owner->second;
-        takes_parameter = true;
-      } else if (!problem && computes && !is_unwritten(input.toTensor())) {
-        problem = problem_of(input.toTensor());
+  std::string in(const at::Tensor& loss) {
+    std::string last;  // the last operation whose kept values are finite
+    for (const std::shared_ptr<Node>& node : nodes_of(loss)) {
+      const std::string owner = owner_of(*node);
+      if (!owner.empty()) last_owner_ = owner;
+      reached_[node.get()] = last_owner_;
+      const std::vector<at::Tensor> kept = kept_by(node);
+      for (const at::Tensor& value : kept) {
+        if (const char* problem = problem_of(value)) return report(*node, owner, value, problem);
       }
+      if (!kept.empty()) last = operation_of(*node);
     }
-    if (problem) report(operation, "took", problem, takes_parameter);
-  }
-
-  /// Checks the outputs, which are only available at the end of an operation.
-  void end(const at::RecordFunction& operation) {
-    const std::lock_guard lock(mutex_);
-    if (done() || is_view(operation)) return;
-    const at::DisableRecordFunctionGuard no_recursion;
-    const c10::AutoGradMode no_grad(false);
-    for (const c10::IValue& output : operation.outputs()) {
-      if (!output.isTensor() || !output.toTensor().defined() || !output.toTensor().has_storage()) continue;
-      const c10::Storage& storage = output.toTensor().storage();
-      if (gives_raw_memory(operation)) {
-        unwritten_.insert_or_assign(storage.unsafeGetStorageImpl(), storage.getWeakStorageImpl());
-        continue;
-      }
-      unwritten_.erase(storage.unsafeGetStorageImpl());
-      if (const char* problem = problem_of(output.toTensor())) report(operation, "returned", problem, false);
-    }
-  }
-
-  /// Ends the search: an operation could not be checked for lack of memory, so a later finding may not be the first.
-  void give_up() {
-    const std::lock_guard lock(mutex_);
-    given_up_ = true;
-  }
-
-  std::string found() {
-    const std::lock_guard lock(mutex_);
-    return found_;
+    const char* problem = problem_of(loss);
+    const std::string after = last_owner_.empty() ? "" : " after " + last_owner_;
+    return fmt::format("{}{} returned {}", last.empty() ? "an operation" : last + ", or an operation after it,", after,
+                       problem ? problem : "-inf");
   }
 
  private:
-  bool done() const { return given_up_ || !found_.empty(); }
-
-  /// Returns whether the operation allocates uninitialised memory.
-  static bool gives_raw_memory(const at::RecordFunction& operation) {
-    const std::string_view name = operation.name();
-    return name.starts_with("aten::empty") || name.starts_with("aten::new_empty") || name.starts_with("aten::resize") ||
-           name.starts_with("aten::set_");
-  }
-  /// Returns whether the operation returns a view of an input and computes nothing.
-  static bool is_view(const at::RecordFunction& operation) {
-    const auto schema = operation.operator_schema();
-    return schema && std::any_of(schema->returns().begin(), schema->returns().end(), [](const c10::Argument& result) {
-             return result.alias_info() && !result.alias_info()->isWrite();
-           });
-  }
-  bool is_unwritten(const at::Tensor& tensor) {
-    const auto found = unwritten_.find(tensor.storage().unsafeGetStorageImpl());
-    if (found == unwritten_.end()) return false;
-    if (!found->second.expired()) return true;
-    unwritten_.erase(found);  // another storage has its address now
-    return false;
-  }
-  /// Returns whether the operation takes the tensor that it overwrites as an input.
-  static bool writes_over(const at::RecordFunction& operation) {
-    const std::string_view name = operation.name();
-    return gives_raw_memory(operation) || name.ends_with("_") || name.ends_with("out") || name.find("as_strided") < 32;
+  /// Returns the module of a parameter that the node's operation takes, itself or a view of it; empty if there is none.
+  std::string owner_of(const Node& node) const {
+    for (const torch::autograd::Edge& edge : node.next_edges()) {
+      const Node* from = edge.function.get();
+      while (from && from->num_outputs() == 1) from = from->next_edge(0).function.get();
+      const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(from);
+      const auto owner = leaf ? owners_.find(leaf->variable.unsafeGetTensorImpl()) : owners_.end();
+      if (owner != owners_.end()) return owner->second;
+    }
+    return "";
   }
 
-  void report(const at::RecordFunction& operation, const char* verb, const char* problem, bool takes_parameter) {
-    const bool known = !last_owner_.empty();
-    found_ =
-        fmt::format("{} {}{} {}{}", operation.name(), known && !takes_parameter ? "after " + last_owner_ + " " : "",
-                    verb, problem, known && takes_parameter ? ", in " + last_owner_ : "");
+  std::string report(const Node& node, const std::string& owner, const at::Tensor& value, const char* problem) const {
+    std::shared_ptr<Node> producer = value.grad_fn();
+    while (producer && is_view(*producer) && producer->next_edge(0).function) {
+      producer = producer->next_edge(0).function;
+    }
+    if (!producer) {
+      const std::string place = !owner.empty() ? ", in " + owner : "";
+      const std::string after = owner.empty() && !last_owner_.empty() ? " after " + last_owner_ : "";
+      return fmt::format("{}{} took {}{}{}", operation_of(node), after, problem, place, row());
+    }
+    const auto reached = reached_.find(producer.get());
+    const std::string& before = reached == reached_.end() ? last_owner_ : reached->second;
+    return fmt::format("{}{} returned {}", operation_of(*producer), before.empty() ? "" : " after " + before, problem);
   }
 
-  std::mutex mutex_;
-  std::unordered_map<const void*, std::string> owners_;  // by the address of a parameter's data
-  /// Storages that no operation has written to yet.
-  std::unordered_map<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> unwritten_;
-  std::string last_owner_, found_;
-  bool given_up_ = false;
+  /// Names the first row of the batch that is not finite; empty if all are.
+  std::string row() const {
+    for (size_t i = 0; i < batch_.tensors().size(); ++i) {
+      const at::Tensor& tensor = batch_.tensors()[i];
+      if (!problem_of(tensor)) continue;
+      for (int64_t row = 0; row < batch_.size(); ++row) {
+        const char* problem = problem_of(tensor[row]);
+        if (!problem) continue;
+        const int64_t index = batch_.row_indices().empty() ? row : batch_.row_indices()[static_cast<size_t>(row)];
+        return fmt::format("; '{}' of row {} is {}", batch_.fields()[i].name, index, problem);
+      }
+    }
+    return "";
+  }
+
+  const Batch& batch_;
+  std::unordered_map<const void*, std::string> owners_;   // by parameter
+  std::unordered_map<const Node*, std::string> reached_;  // the last owner up to this node
+  std::string last_owner_;
 };
 
-std::mutex one_search_at_a_time;
+using Parameters = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// The search that callbacks report to; shared, see Note [Search for the first non-finite value].
-std::mutex current_mutex;
-std::shared_ptr<Search> current_search;
-
-void set_current(std::shared_ptr<Search> search) {
-  const std::lock_guard lock(current_mutex);
-  current_search = std::move(search);
+/// Describes the first parameter for which `is_bad` is true.
+template <class F>
+std::string first_parameter(const Parameters& parameters, const F& is_bad) {
+  for (const auto& [name, parameter] : parameters) {
+    if (is_bad(parameter)) return fmt::format("{} of {} is not finite", last_part(name), quoted_owner(name));
+  }
+  return "";
 }
 
-std::shared_ptr<Search> get_current() {
-  const std::lock_guard lock(current_mutex);
-  return current_search;
+bool is_bad_weight(const at::Tensor& parameter) { return problem_of(parameter) != nullptr; }
+
+bool has_bad_gradient(const at::Tensor& parameter) {
+  const at::Tensor& gradient = parameter.grad();
+  return gradient.defined() && (problem_of(gradient) || problem_of(gradient.neg()));
 }
-
-/// Runs a callback and catches its exceptions, which LibTorch would print and ignore.
-void run_callback(void (Search::*method)(const at::RecordFunction&), const at::RecordFunction& operation) {
-  const std::shared_ptr<Search> search = get_current();
-  if (!search) return;
-  try {
-    ((*search).*method)(operation);
-  } catch (const std::exception&) {
-    search->give_up();
-  }
-}
-
-/// Checks the operations of this thread, and of autograd's threads that work for it, during its lifetime.
-class Watch {
- public:
-  explicit Watch(std::shared_ptr<Search> search) {
-    set_current(std::move(search));
-    handle_ = at::addThreadLocalCallback(  // autograd's threads inherit it with this thread's state
-        at::RecordFunctionCallback(
-            [](const at::RecordFunction& operation) -> std::unique_ptr<at::ObserverContext> {
-              run_callback(&Search::begin, operation);
-              return nullptr;
-            },
-            [](const at::RecordFunction& operation, at::ObserverContext*) { run_callback(&Search::end, operation); })
-            .needsInputs(true)
-            .needsOutputs(true)
-            .scopes({at::RecordScope::FUNCTION}));
-  }
-  ~Watch() {
-    at::removeCallback(handle_);
-    set_current(nullptr);
-  }
-  Watch(const Watch&) = delete;
-  Watch& operator=(const Watch&) = delete;
-
- private:
-  at::CallbackHandle handle_;
-};
 
 }  // namespace
 
-std::string first_nonfinite(const torch::nn::Module& module, const std::function<void()>& run) {
-  const std::lock_guard lock(one_search_at_a_time);
-  const auto search = std::make_shared<Search>(module);
-  if (std::string found = search->found(); !found.empty()) return found;
-  {
-    const Watch watch(search);
-    run();
-  }
-  return search->found();
+bool is_finite_on_host(const at::Tensor& loss) {
+  if (!loss.is_cpu()) return true;
+  return std::isfinite(loss.scalar_type() == at::kFloat ? *loss.const_data_ptr<float>() : loss.item<double>());
+}
+
+std::string first_nonfinite(const torch::nn::Module& module, const Batch& batch, const at::Tensor& loss) try {
+  const c10::AutoGradMode no_grad(false);
+  const std::string parameter = first_parameter(module.named_parameters().pairs(), is_bad_weight);
+  return parameter.empty() ? Search(module, batch).in(loss) : parameter;
+} catch (const std::exception&) {  // out of memory: the step goes on
+  return "";
+}
+
+std::string nonfinite_gradient(const torch::nn::Module& module) try {
+  const c10::AutoGradMode no_grad(false);
+  Parameters parameters = module.named_parameters().pairs();
+  if (const std::string weight = first_parameter(parameters, is_bad_weight); !weight.empty()) return weight;
+  std::reverse(parameters.begin(), parameters.end());  // backward reaches the last ones first
+  const std::string gradient = first_parameter(parameters, has_bad_gradient);
+  return gradient.empty() ? "" : "the loss is finite, but the gradient of " + gradient;
+} catch (const std::exception&) {
+  return "";
 }
 
 }  // namespace trainkit::detail

@@ -39,13 +39,15 @@ class SkippedSteps {
   struct Pending {
     int64_t step = 0;
     std::string cause;
+    std::vector<int64_t> row_indices;  // StepMetrics::row_indices
+    int64_t rows = 0;
     LateScalars in_a_row;
   };
 
   int64_t most_;
   std::deque<Pending> pending_;
   int64_t in_a_row_ = 0, total_ = 0, last_step_ = 0;
-  std::string cause_;
+  std::string cause_, rows_;
 };
 
 }  // namespace trainkit

@@ -8,6 +8,7 @@
 #include "core/device_error.h"
 #include "counted_rows.h"
 #include "distributed/parameter_shards.h"
+#include "step_gradients.h"
 #include "step_graphs.h"
 #include "step_snapshot.h"
 #include "steps_in_flight.h"
@@ -35,7 +36,8 @@ TrainStep::KeptBatch& TrainStep::keep(const Batch& batch) {
       at::Tensor& memory = memories[t];
       const bool fits = memory.defined() && memory.scalar_type() == tensor.scalar_type() &&
                         memory.device() == tensor.device() && memory.dim() == tensor.dim() &&
-                        memory.sizes().slice(1) == tensor.sizes().slice(1) && memory.size(0) >= tensor.size(0);
+                        memory.sizes().slice(1) == tensor.sizes().slice(1) && memory.size(0) >= tensor.size(0) &&
+                        memory.storage().use_count() == 1;  // else the loss function has kept its rows
       if (!fits) memory = at::empty_like(tensor, tensor.options().pinned_memory(tensor.is_pinned()));
       copies.push_back(memory.narrow(0, 0, tensor.size(0)));
       copies.back().copy_(tensor, /*non_blocking=*/tensor.is_cuda());
@@ -54,13 +56,16 @@ void TrainStep::accept(const Batch& batch, const LossFunction* borrowed, LossFun
   if (accumulated_ == 0) {
     wait_for_earlier_step();
     follow_model();
+    gradients_->begin();
   }
   KeptBatch* kept = nullptr;
   with_memory([&] { kept = &keep(batch); });
   kept->borrowed_loss = borrowed;
   kept->own_loss = std::move(own);
   ++accumulated_;
-  if (!uses_graphs()) run_pending_batches();
+  if (uses_graphs()) return;
+  const detail::StepGradients::SetAside others(*gradients_);
+  run_pending_batches();
 }
 
 /// Runs forward and backward of the batches that have not been run yet.
@@ -90,8 +95,8 @@ bool TrainStep::run_batch(const KeptBatch& kept, bool last) {
 bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last) {
   const int64_t replicas = devices_.replicas();
   results_.resize(static_cast<size_t>(replicas));
-  // A loss function may keep state between calls, so each replica's thread gets its own copy.
-  std::vector<LossFunction> losses(static_cast<size_t>(replicas > 1 ? replicas : 0), loss);
+  const std::vector<const LossFunction*> losses =
+      replicas > 1 ? loss.for_replicas(replicas) : std::vector<const LossFunction*>();
   if (ProcessGroup* group = devices_.process_group()) group->set_step(step_ + 1);
   const auto scaled_loss = [&](int64_t replica) {
     if (deferred_) return at::Tensor();
@@ -101,7 +106,7 @@ bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last
     const bool has_rows = shard.size() > shard.padding_rows();
     if (collective_backward_) begin_recording(module, has_rows);
     ReplicaResult& result = results_[i];
-    result = run_replica(replica, shard, replicas > 1 ? losses[i] : loss);
+    result = run_replica(replica, shard, replicas > 1 ? *losses[i] : loss);
     if (!result.output || (result.share == 0 && !collective_backward_)) return at::Tensor();
     const at::Tensor& value = result.output->loss;
     const at::Tensor scaled = result.share == 0     ? zero_loss(module, value)
@@ -133,11 +138,14 @@ bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last
   with_memory([&] {
     StepMetrics sums = parts_ > 0 ? metrics_ : StepMetrics();
     for (const ReplicaResult& result : results_) {
-      if (result.output) add_metrics(*result.output, result.share, sums);
+      if (result.output) add_metrics(*result.output, result.weight, result.share, sums);
     }
     metrics_ = std::move(sums);
   });
-  for (const ReplicaResult& result : results_) weight_ += result.weight;
+  for (const ReplicaResult& result : results_) {
+    weight_ += result.weight;
+    if (nonfinite_.empty()) nonfinite_ = result.nonfinite;
+  }
   weight_unit_ = results_[0].unit;
   results_.clear();
   reduced_ = last && !reduces_later();

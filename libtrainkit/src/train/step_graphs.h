@@ -80,6 +80,7 @@ struct StepGraph {
   ScalarPack outputs;
   std::vector<std::string> metric_names;
   double weight = 0;
+  std::vector<double> metric_weights;
 };
 
 struct StepGraphLimits {

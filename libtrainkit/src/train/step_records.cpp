@@ -1,5 +1,8 @@
 #include "step_records.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 #include <iterator>
@@ -26,7 +29,18 @@ void StepRecords::add(LogRecord record, const StepMetrics& metrics, const std::v
   scalars.insert(scalars.end(), lrs.begin(), lrs.end());
   std::move(record.values.begin(), record.values.end(), std::back_inserter(values));
   record.values = std::move(values);
-  pending_.push_back({.record = std::move(record), .named = named, .scalars = LateScalars(scalars)});
+  pending_.push_back({.record = std::move(record),
+                      .named = named,
+                      .scalars = LateScalars(scalars),
+                      .row_indices = metrics.row_indices,
+                      .rows = metrics.rows});
+}
+
+std::string rows_to_check(const std::vector<int64_t>& row_indices, int64_t rows) {
+  if (row_indices.empty()) return "";
+  const int64_t more = rows - std::ssize(row_indices);
+  return fmt::format("check the step's rows first: {}{} of the data set; then ", fmt::join(row_indices, ", "),
+                     more > 0 ? fmt::format(" and {} more", more) : "");
 }
 
 absl::Status StepRecords::emit(bool wait) {
@@ -38,20 +52,22 @@ absl::Status StepRecords::emit(bool wait) {
     const auto lrs = scalars.begin() + static_cast<ptrdiff_t>(pending.named);
     if (lrs != scalars.end()) pending.record.lr.assign(lrs, scalars.end());
     if (logger_) logger_->log(pending.record);
-    TRAINKIT_RETURN_IF_ERROR(check_finite(scalars[0], pending.record.step));
+    TRAINKIT_RETURN_IF_ERROR(check_finite(scalars[0], pending));
   }
   return absl::OkStatus();
 }
 
-absl::Status StepRecords::check_finite(double loss, int64_t step) {
+absl::Status StepRecords::check_finite(double loss, const Pending& pending) {
   nonfinite_ = std::isfinite(loss) ? 0 : nonfinite_ + 1;
   if (most_nonfinite_ == 0 || nonfinite_ < most_nonfinite_) return absl::OkStatus();
   return to_status({.exit_code = ExitCode::kNumerics,
                     .id = "train.nonfinite",
                     .field = "loss",
-                    .problem = "is not finite at step " + std::to_string(step),
+                    .problem = "is not finite at step " + std::to_string(pending.record.step),
                     .got = std::isnan(loss) ? "nan" : "inf",
-                    .hint = "lower the learning rate, clip gradients (--grad_clip 1) or use --precision fp32"});
+                    .hint = rows_to_check(pending.row_indices, pending.rows) +
+                            "lower the learning rate, clip gradients (TrainerOptions::grad_clip, --grad_clip 1) or use "
+                            "--precision fp32"});
 }
 
 }  // namespace trainkit

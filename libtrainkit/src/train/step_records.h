@@ -14,6 +14,10 @@
 
 namespace trainkit {
 
+/// Advises to check the rows of a step whose loss or gradients are not finite: the start of a hint, empty if they are
+/// unknown. Takes StepMetrics::row_indices and rows.
+std::string rows_to_check(const std::vector<int64_t>& row_indices, int64_t rows);
+
 /// Keeps the records of steps until the copies of their scalars have arrived, then logs them in order.
 class StepRecords {
  public:
@@ -39,9 +43,11 @@ class StepRecords {
     LogRecord record = {};
     size_t named = 0;
     LateScalars scalars = {};
+    std::vector<int64_t> row_indices = {};  // StepMetrics::row_indices
+    int64_t rows = 0;
   };
 
-  absl::Status check_finite(double loss, int64_t step);
+  absl::Status check_finite(double loss, const Pending& pending);
 
   Logger* logger_;
   int64_t most_nonfinite_;

@@ -171,6 +171,7 @@ void TrainStep::abandon(bool for_good) {
   results_.clear();
   deferred_.reset();
   metrics_ = {};
+  nonfinite_.clear();
   parts_ = 0;
   reduced_ = false;
   weight_ = 0;

@@ -8,13 +8,17 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
+
 #include "counted_rows.h"
+#include "nonfinite.h"
 #include "step_graphs.h"
 #include "step_snapshot.h"
 #include "train_step_parts.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/distributed/sync_batch_norm.h"
+#include "user_mistakes.h"
 
 namespace trainkit {
 
@@ -93,7 +97,9 @@ TrainStep::ReplicaResult TrainStep::run_replica(int64_t replica, const Batch& sh
   try {
     if (shard.size() > 0) {
       result.output = forward(replica, counted_rows(shard), loss);
+      detail::check_output(*result.output, step_ + 1);
       result.weight = counted_weight(shard, *result.output);
+      if (result.weight > 0) detail::check_requires_grad(*result.output, *devices_.module(replica), step_ + 1);
     }
   } catch (...) {
     try {
@@ -113,6 +119,9 @@ TrainStep::ReplicaResult TrainStep::run_replica(int64_t replica, const Batch& sh
       alone ? (weight_ == 0 ? result.weight * split * whole : expected_weight_) : result.unit * whole;
   if (replica == 0) expected_weight_ = expected;
   result.share = result.weight > 0 ? result.weight / expected : 0;
+  if (options_.skip_nonfinite && result.weight > 0 && !detail::is_finite_on_host(result.output->loss)) {
+    result.nonfinite = detail::first_nonfinite(*devices_.module(replica), shard, result.output->loss);
+  }
   return result;
 }
 
@@ -125,39 +134,85 @@ double TrainStep::agree_on_unit(int64_t replica, double weight) {
   return unit > 0 ? unit : 1.0;
 }
 
+namespace {
+
+/// Returns whether `value`, one of the scalars of `output`, uses memory that somebody else holds: a parameter, a
+/// buffer, a tensor of the caller. It may change before the metric is read.
+bool is_shared(const at::Tensor& value, const LossOutput& output) {
+  size_t handles = 0, tensors = 0;  // of the output itself
+  const auto count = [&](const at::Tensor& other) {
+    handles += other.is_same(value);
+    tensors += other.is_alias_of(value);
+  };
+  count(output.loss);
+  for (const auto& metric : output.metrics) count(metric.second);
+  return value.use_count() > handles || value.storage().use_count() > tensors - (handles - 1);
+}
+
+/// Returns the place of metric `name`, or the number of metrics. `guess` is its place in other outputs.
+size_t place_of(const std::string& name, size_t guess, const StepMetrics& sums) {
+  if (guess < sums.metrics.size() && sums.metrics[guess].first == name) return guess;
+  size_t i = 0;
+  while (i < sums.metrics.size() && sums.metrics[i].first != name) ++i;
+  return i;
+}
+
+}  // namespace
+
 /// Adds the metrics of an output to `sums`. Creates new tensors instead of changing those in `sums`, so that a failure
 /// has no effect.
-void TrainStep::add_metrics(const LossOutput& output, double share, StepMetrics& sums) const {
+void TrainStep::add_metrics(const LossOutput& output, double weight, double share, StepMetrics& sums) const {
   const bool first = !sums.loss.defined();
   const c10::AutoGradMode no_grad(false);
   const at::Device device = devices_.device();  // of the sums: the first replica may have no rows
   const auto local = [&](const at::Tensor& value) { return value.detach().to(device, /*non_blocking=*/true); };
-  const auto zero = [&](const at::Tensor& value) {  // of a whole number too, since shares are fractions
+  if (first && share == 1.0 && devices_.replicas() == 1) {
+    const auto own = [&](const at::Tensor& value) {  // as detach(), without the dispatcher
+      return is_shared(value, output) ? value.detach().clone() : value.tensor_data();
+    };
+    sums.loss = own(output.loss);
+    for (const auto& [name, value] : output.metrics) sums.metrics.emplace_back(name, own(value));
+    sums.metric_weights.assign(output.metrics.size(), weight);
+    return;
+  }
+  const auto add = [&](const at::Tensor& sum, const at::Tensor& value) {
+    if (sum.defined()) return share == 0 ? sum : sum.add(local(value), share);
+    if (share != 0) return local(value) * share;
+    // Of a whole number too, since shares are fractions.
     return at::zeros({}, value.options().device(device).dtype(at::result_type(value, share)));
   };
-  if (first && share == 0) {
-    sums.loss = zero(output.loss);
-    for (const auto& [name, value] : output.metrics) sums.metrics.emplace_back(name, zero(value));
-    return;
-  }
-  if (share == 0) return;
-  if (first && share == 1.0 && devices_.replicas() == 1) {
-    sums.loss = output.loss.tensor_data();  // as detach(), without the dispatcher
-    sums.metrics = output.metrics;
-    for (auto& [name, value] : sums.metrics) value = value.tensor_data();
-    return;
-  }
-  sums.loss = first ? local(output.loss) * share : sums.loss.add(local(output.loss), share);
+  sums.loss = add(sums.loss, output.loss);
   for (size_t i = 0; i < output.metrics.size(); ++i) {
     const auto& [name, value] = output.metrics[i];
-    if (first) {
-      sums.metrics.emplace_back(name, local(value) * share);
-    } else {
-      TORCH_CHECK(i < sums.metrics.size() && sums.metrics[i].first == name, "metric '", name,
-                  "' is not returned for every micro-batch of a step");
-      sums.metrics[i].second = sums.metrics[i].second.add(local(value), share);
+    const size_t at = place_of(name, i, sums);
+    if (at == sums.metrics.size()) {
+      sums.metrics.emplace_back(name, at::Tensor());
+      sums.metric_weights.push_back(0);
     }
+    sums.metrics[at].second = add(sums.metrics[at].second, value);
+    sums.metric_weights[at] += weight;
   }
+}
+
+/// Divides the sums of a step by their weights, see Note [Weights of losses]. A metric of which nothing counted is
+/// dropped.
+void TrainStep::correct_metrics() {
+  const auto is_exact = [this](double weight) { return weight == expected_weight_; };
+  const std::vector<double>& weights = metrics_.metric_weights;
+  if (is_exact(weight_) && std::all_of(weights.begin(), weights.end(), is_exact)) return;
+  with_memory([&] {
+    StepMetrics scaled = metrics_;
+    scaled.loss = scaled.loss * (expected_weight_ / weight_);
+    scaled.metrics.clear();
+    scaled.metric_weights.clear();
+    for (size_t i = 0; i < weights.size(); ++i) {
+      if (weights[i] == 0) continue;
+      const auto& [name, value] = metrics_.metrics[i];
+      scaled.metrics.emplace_back(name, value * (expected_weight_ / weights[i]));
+      scaled.metric_weights.push_back(weights[i]);
+    }
+    metrics_ = std::move(scaled);
+  });
 }
 
 /// Sets zero metrics for a step in which this rank could read no row, although other ranks could.
@@ -166,6 +221,7 @@ void TrainStep::set_empty_metrics() {
   nothing.loss = at::zeros({}, at::TensorOptions(devices_.device()));
   const auto names = metric_names_.value_or(std::vector<std::string>());  // unknown: average_over_ranks() adds them
   for (const std::string& name : names) nothing.metrics.emplace_back(name, at::zeros_like(nothing.loss));
+  nothing.metric_weights.assign(names.size(), 0);
   metrics_ = std::move(nothing);
 }
 

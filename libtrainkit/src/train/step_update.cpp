@@ -12,11 +12,11 @@
 #include <map>
 
 #include "core/recorded.h"
-#include "counted_rows.h"
 #include "distributed/device_votes.h"
 #include "distributed/parameter_shards.h"
 #include "nonfinite.h"
 #include "optim/clip_grad.h"
+#include "step_gradients.h"
 #include "step_graphs.h"
 #include "step_snapshot.h"
 #include "train_step_parts.h"
@@ -66,14 +66,7 @@ void TrainStep::update() {
   } else if (const double correction = expected_weight_ / verdict_->weight; correction != 1.0) {
     for (Optimizer* optimizer : optimizers_) with_memory([&] { scale(optimizer->gradients(), correction); });
   }
-  if (const double correction = expected_weight_ / weight_; correction != 1.0 && weight_ > 0) {
-    with_memory([&] {
-      StepMetrics scaled = metrics_;
-      scaled.loss = scaled.loss * correction;
-      for (auto& [name, value] : scaled.metrics) value = value * correction;
-      metrics_ = std::move(scaled);
-    });
-  }
+  if (weight_ > 0) correct_metrics();
   for (size_t i = 1; i < optimizers_.size(); ++i) optimizers_[i]->set_lr_from(optimizer_);
   const bool skips = options_.skip_nonfinite && !scaler_.enabled();
   const std::vector<at::Tensor> found_inf = skips ? update_unless_nonfinite() : update_optimizers();
@@ -109,6 +102,19 @@ std::vector<at::Tensor> TrainStep::update_optimizers() {
 void TrainStep::release_gradients() {
   for (Optimizer* optimizer : optimizers_) optimizer->zero_grad(options_.zero_grad_set_to_none);
   for (int64_t copy = 0; shards_ && copy < devices_.weight_copies(); ++copy) devices_.shards(copy)->release_gradients();
+  gradients_->end();
+}
+
+/// Drops a step whose update failed. Its gradients must not enter the next one.
+void TrainStep::drop_failed_update() {
+  for (Optimizer* optimizer : optimizers_) optimizer->zero_grad(/*set_to_none=*/true);
+  scaler_.abandon();
+  metrics_ = {};
+  nonfinite_.clear();
+  parts_ = 0;
+  reduced_ = false;
+  weight_ = 0;
+  forget_batches();
 }
 
 /// Drops the gradients of a step in which nothing counts. Weights, optimizer state, scale and schedule stay.
@@ -159,46 +165,10 @@ void TrainStep::count_skips(const at::Tensor& found_inf) {
   metrics_.skipped_in_a_row = in_a_row;
   if (!found_inf.defined() || !options_.skip_nonfinite) return;
   with_memory([&] { snapshot_->restore_buffers_if(found_inf); });
-  if (found_inf.is_cpu()) metrics_.first_nonfinite = find_nonfinite();
-}
-
-/// Runs the step again from its start without the update, and checks the result of each operation. Returns an empty
-/// string if there is too little memory.
-std::string TrainStep::find_nonfinite() {
-  if (devices_.process_group()) return "";  // one rank cannot run collectives alone
-  const c10::AutoGradMode grad(true);
-  optimizer_.zero_grad(options_.zero_grad_set_to_none);  // drop the non-finite gradients of the failed attempt
-  detail::StepSnapshot now(devices_);
-  std::string found;
-  try {
-    now.take();
-  } catch (const std::exception&) {
-    if (!absl::IsResourceExhausted(status_from_current_exception())) throw;
-    return "";
-  }
-  try {
-    snapshot_->restore();
-    for (const KeptBatch& kept : kept_) {
-      const int64_t rows = kept.loss() ? kept.batch.size() : 0;
-      for (int64_t part = 0; part < split_ && found.empty(); ++part) {
-        const Batch some = kept.batch.slice(rows * part / split_, rows * (part + 1) / split_);
-        if (some.size() == 0) continue;
-        bool counts = true;
-        const std::string first = detail::first_nonfinite(*devices_.module(), [&] {
-          const LossOutput output = forward(0, counted_rows(some), kept.loss());
-          counts = counted_weight(some, output) > 0;
-          if (counts) output.loss.backward();
-        });
-        if (counts) found = first;
-      }
-    }
-  } catch (const std::exception&) {
-    now.restore();
-    if (!absl::IsResourceExhausted(status_from_current_exception())) throw;
-    return "";
-  }
-  now.restore();
-  return found;
+  if (!found_inf.is_cpu()) return;
+  // Gradients are summed over the ranks: this one does not know whose loss is not finite.
+  metrics_.first_nonfinite =
+      nonfinite_.empty() && !agreement_ ? detail::nonfinite_gradient(*devices_.module()) : nonfinite_;
 }
 
 }  // namespace trainkit

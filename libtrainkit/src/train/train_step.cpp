@@ -1,6 +1,6 @@
 #include "trainkit/train/train_step.h"
 
-#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros_like.h>
@@ -13,18 +13,21 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <tuple>
 
 #include "core/waiting_threads.h"
 #include "distributed/device_votes.h"
 #include "distributed/graph_ranks.h"
 #include "distributed/parameter_shards.h"
 #include "sharded_state.h"
+#include "step_gradients.h"
 #include "step_graphs.h"
 #include "step_snapshot.h"
 #include "steps_in_flight.h"
 #include "train_step_parts.h"
 #include "trainkit/core/status.h"
 #include "trainkit/distributed/sync_batch_norm.h"
+#include "user_mistakes.h"
 #include "weight_average.h"
 
 namespace trainkit {
@@ -41,6 +44,13 @@ GradScalerOptions scaler_options(const TrainStepOptions& options) {
 uint64_t LossFunction::next_id() {
   static std::atomic<uint64_t> last{0};
   return ++last;
+}
+
+std::vector<const LossFunction*> LossFunction::for_replicas(int64_t count) const {
+  while (std::ssize(copies_) + 1 < count) copies_.push_back(*this);
+  std::vector<const LossFunction*> functions{this};
+  for (int64_t i = 1; i < count; ++i) functions.push_back(&copies_[static_cast<size_t>(i - 1)]);
+  return functions;
 }
 
 TrainStep::TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const TrainStepOptions& options,
@@ -60,6 +70,7 @@ TrainStep::TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const Trai
                     options.ema_decay);
   TORCH_CHECK_VALUE(options.precision != Precision::kFp16 || !devices.device().is_cpu(),
                     "precision fp16 needs a GPU; use bf16 on the CPU");
+  if (!optimizer.is_sharded()) detail::check_parameters(*devices.module(), optimizer);
   detail::add_parameters(devices, optimizer);
   shards_ = devices.shards();
   for (int64_t replica = 0; replica < devices.replicas(); ++replica) {
@@ -67,6 +78,7 @@ TrainStep::TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const Trai
     if (device_names_.find(name) == std::string::npos) device_names_ += (device_names_.empty() ? "" : ", ") + name;
   }
   create_mirrors();
+  gradients_ = std::make_unique<detail::StepGradients>(devices, optimizer, options.zero_grad_set_to_none);
   for (const Optimizer* one : optimizers_) {
     if (options.ema_decay > 0) averages_.emplace_back(*one, options.ema_decay);
   }
@@ -116,10 +128,7 @@ void TrainStep::add_groups() {
       const auto parameters = devices_.module(static_cast<int64_t>(copy))->named_parameters();
       ParamGroup group = optimizer_.param_groups()[groups_];
       for (NamedParameter& parameter : group.params) {
-        const auto name = names.find(parameter.tensor.unsafeGetTensorImpl());
-        TORCH_CHECK_VALUE(name != names.end(), "parameter '", parameter.name,
-                          "' does not belong to the replicator's model");
-        parameter.tensor = parameters[name->second];
+        parameter.tensor = parameters[names.at(parameter.tensor.unsafeGetTensorImpl())];
       }
       optimizers_[copy]->add_param_group(std::move(group));
     }
@@ -229,7 +238,13 @@ void TrainStep::empty_device_cache() {
 
 StepMetrics TrainStep::finish() {
   TORCH_CHECK(accumulated_ > 0, "finish() needs at least one accumulate() before it");
-  uses_graphs() ? finish_with_graphs() : compute();
+  try {
+    const detail::StepGradients::SetAside others(*gradients_);
+    uses_graphs() ? finish_with_graphs() : compute();
+  } catch (...) {
+    if (accumulated_ > 0) drop_failed_update();
+    throw;
+  }
   if (!metric_names_ && weight_ > 0) {
     metric_names_.emplace();
     for (const auto& [name, value] : metrics_.metrics) metric_names_->push_back(name);
@@ -237,7 +252,9 @@ StepMetrics TrainStep::finish() {
   end_verdict();
   metrics_.weight = weight_;
   metrics_.world_weight = verdict_->weight;
+  note_rows();
   forget_batches();
+  nonfinite_.clear();
   parts_ = 0;
   weight_ = 0;
   ++step_;
@@ -245,10 +262,23 @@ StepMetrics TrainStep::finish() {
   return std::exchange(metrics_, {});
 }
 
+/// Sets StepMetrics::row_indices and rows.
+void TrainStep::note_rows() {
+  constexpr int64_t kMost = 8;
+  for (int64_t i = 0; i < accumulated_; ++i) {
+    const Batch& batch = kept_[static_cast<size_t>(i)].batch;
+    const auto first = batch.row_indices().first(
+        static_cast<size_t>(std::clamp<int64_t>(kMost - metrics_.rows, 0, std::ssize(batch.row_indices()))));
+    metrics_.row_indices.insert(metrics_.row_indices.end(), first.begin(), first.end());
+    metrics_.rows += batch.size() - batch.padding_rows();
+  }
+}
+
 /// Runs the remaining work of a step on the device.
 void TrainStep::compute() {
   run_pending_batches();
   while (!settle()) retry_step();
+  if (weight_ > 0 && !shards_ && !gradients_->any()) detail::throw_without_gradient(step_ + 1);
   const detail::StepClock::time_point start = detail::StepClock::now();
   update();
   detail::add_time(update_time_, detail::StepClock::now() - start);
@@ -263,43 +293,68 @@ StepTimes TrainStep::times() const {
           .update_seconds = seconds(update_time_)};
 }
 
-/// Sends the names of the metrics to the ranks that could read no row so far. Called once per run.
-void TrainStep::share_names(ProcessGroup& group, StepMetrics& metrics) {
-  const at::Tensor known =
-      at::tensor({metric_names_ ? static_cast<double>(group.rank()) : -1.0, metric_names_ ? 0.0 : 1.0}, at::kDouble);
-  absl::Status shared = group.all_reduce_max(known, "all_reduce(names of the metrics)");
-  if (!shared.ok()) throw absl::BadStatusOrAccess(shared);
-  if (known[1].item<double>() == 0) return;
-  const auto root = static_cast<int64_t>(known[0].item<double>());  // a rank with rows, since the weight is not 0
-  const std::string mine = absl::StrJoin(metric_names_.value_or(std::vector<std::string>()), "\n");
-  const std::string text = group.broadcast_text(mine, root, "names of the metrics").value();
-  if (metric_names_) return;
-  metric_names_.emplace();
-  metrics.metrics.clear();
-  for (const absl::string_view name : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
-    metric_names_->emplace_back(name);
-    metrics.metrics.emplace_back(name, at::zeros_like(metrics.loss));
+/// Adds the names of all ranks' metrics to *shared_names_, in the order of the ranks.
+void TrainStep::share_names(ProcessGroup& group, const StepMetrics& metrics) {
+  std::vector<std::string>& names = shared_names_->names;
+  std::vector<std::string> own;
+  for (const auto& [name, value] : metrics.metrics) own.push_back(name);
+  for (int64_t rank = 0; rank < group.world_size(); ++rank) {
+    const std::string text = group.broadcast_text(absl::StrJoin(own, "\n"), rank, "names of the metrics").value();
+    for (const absl::string_view name : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+      if (std::find(names.begin(), names.end(), name) == names.end()) names.emplace_back(name);
+    }
   }
 }
 
+/// Returns the means over all ranks of the loss and of the metrics in *shared_names_, and their weights: float64, on
+/// the device. The mean of a metric that no rank has is NaN. The all-reduce also counts the ranks with other metrics.
+std::pair<at::Tensor, at::Tensor> TrainStep::means_of_ranks(ProcessGroup& group, const StepMetrics& metrics) {
+  std::vector<at::Tensor> values{metrics.loss.to(at::kDouble).reshape({})};
+  std::vector<double> weights{metrics.weight};
+  size_t known = 0;
+  for (const std::string& name : shared_names_->names) {
+    const auto named = std::find_if(metrics.metrics.begin(), metrics.metrics.end(),
+                                    [&](const auto& metric) { return metric.first == name; });
+    const bool has = named != metrics.metrics.end();
+    known += has;
+    values.push_back(has ? named->second.to(at::kDouble).reshape({}) : at::zeros_like(values.front()));
+    weights.push_back(has ? metrics.metric_weights[static_cast<size_t>(named - metrics.metrics.begin())] : 0);
+  }
+  weights.push_back(known < metrics.metrics.size() ? 1 : 0);
+  const auto count = std::ssize(values);
+  const at::Tensor factors = at::tensor(weights, at::kDouble).to(metrics.loss.device(), /*non_blocking=*/true);
+  const at::Tensor sums = at::cat({at::stack(values).mul_(factors.narrow(0, 0, count)), factors});
+  const absl::Status reduced = group.all_reduce(sums, "all_reduce(metrics)");
+  if (!reduced.ok()) throw absl::BadStatusOrAccess(reduced);
+  shared_names_->ranks_with_others = LateScalars({sums[2 * count]});
+  const at::Tensor totals = sums.narrow(0, count, count);
+  totals.narrow(0, 0, 1).clamp_min_(std::numeric_limits<double>::min());  // a step in which nothing counts: loss 0
+  return {sums.narrow(0, 0, count).div(totals), totals};
+}
+
+// The ranks exchange names that not all of them know: at once if the host knows that there are any, that is on the CPU
+// and in the first call, else in the next call.
 void TrainStep::average_over_ranks(StepMetrics& metrics) {
   ProcessGroup* group = devices_.process_group();
   if (!group || group->world_size() == 1) return;
-  const at::Tensor& world = metrics.world_weight_on_device;
-  if (!world.defined() && metrics.world_weight == 0) return;
-  if (!std::exchange(names_are_shared_, true)) share_names(*group, metrics);
-  std::vector<at::Tensor> values{metrics.loss.to(at::kDouble)};
-  for (const auto& [name, value] : metrics.metrics) values.push_back(value.to(at::kDouble));
-  const at::Tensor sums = at::stack(values);
-  if (world.defined()) {
-    sums.mul_(at::scalar_tensor(metrics.weight, at::kDouble).div(world.clamp_min(std::numeric_limits<double>::min())));
-  } else {
-    sums.mul_(metrics.weight / metrics.world_weight);
+  if (!metrics.world_weight_on_device.defined() && metrics.world_weight == 0) return;
+  const bool waits = metrics.loss.is_cpu() || !shared_names_;
+  if (!shared_names_) shared_names_ = std::make_unique<SharedNames>();
+  const std::optional<LateScalars>& others = shared_names_->ranks_with_others;
+  if (others && others->values()[0] > 0) share_names(*group, metrics);
+  auto [means, totals] = means_of_ranks(*group, metrics);
+  if (waits && others->values()[0] > 0) {
+    share_names(*group, metrics);
+    std::tie(means, totals) = means_of_ranks(*group, metrics);
   }
-  const absl::Status reduced = group->all_reduce(sums, "all_reduce(metrics)");
-  if (!reduced.ok()) throw absl::BadStatusOrAccess(reduced);
-  metrics.loss = sums[0];
-  for (size_t i = 0; i < metrics.metrics.size(); ++i) metrics.metrics[i].second = sums[static_cast<int64_t>(i) + 1];
+  metrics.loss = means[0];
+  metrics.metrics.clear();
+  metrics.metric_weights.clear();
+  for (size_t i = 0; i < shared_names_->names.size(); ++i) {
+    const auto at = static_cast<int64_t>(i) + 1;
+    if (totals.is_cpu() && totals[at].item<double>() == 0) continue;
+    metrics.metrics.emplace_back(shared_names_->names[i], means[at]);
+  }
 }
 
 }  // namespace trainkit

@@ -42,9 +42,13 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 
 int64_t address(const void* pointer) { return static_cast<int64_t>(reinterpret_cast<intptr_t>(pointer)); }
 
-/// Adds the weight of the loss to a record. It is a host value: a graph would keep returning the weight of its capture.
-void add_weight(detail::StepRecord& record, double weight) {
+/// Adds the weights of the loss and of the metrics to a record. They are host values: a graph would keep returning
+/// those of its capture.
+void add_weights(detail::StepRecord& record, double weight, const std::vector<double>& metric_weights) {
   record.operations.push_back({"the weight of the loss", std::bit_cast<uint64_t>(weight)});
+  for (const double each : metric_weights) {
+    record.operations.push_back({"the weight of a metric", std::bit_cast<uint64_t>(each)});
+  }
 }
 
 }  // namespace
@@ -195,7 +199,7 @@ void TrainStep::trace_step() {
     compute();
     record = trace.finish();
   });
-  add_weight(record, weight_);
+  add_weights(record, weight_, metrics_.metric_weights);
   // A step in which nothing counts has no update: a graph of it would skip those of other steps.
   if (graphs_->active() && weight_ > 0) graphs_->traced(std::move(record));
 }
@@ -256,7 +260,7 @@ void TrainStep::record_step(detail::StepGraph& graph) {
   detail::StepTrace trace(devices_.device());
   compute();
   detail::StepRecord record = trace.finish();
-  add_weight(record, weight_);
+  add_weights(record, weight_, metrics_.metric_weights);
   const std::string changed = difference(graph.record, record);
   TORCH_CHECK(changed.empty(), "the captured step differs from the one before: ", changed);
   std::vector<at::Tensor> scalars = {metrics_.loss, metrics_.grad_norm, metrics_.skipped_in_a_row,
@@ -267,6 +271,7 @@ void TrainStep::record_step(detail::StepGraph& graph) {
   }
   graph.outputs.pack(scalars, devices_.device());
   graph.weight = weight_;
+  graph.metric_weights = metrics_.metric_weights;
 }
 
 /// Undoes the host's side of a partly captured step. The device has run nothing of it.
@@ -307,6 +312,7 @@ void TrainStep::replay_step(bool first) {
   for (size_t i = 0; i < graph.metric_names.size(); ++i) {
     metrics_.metrics.emplace_back(graph.metric_names[i], scalars[i + 4]);
   }
+  metrics_.metric_weights = graph.metric_weights;
   if (!votes_) send_vote(weight_);
   graphs_->replayed();
 }

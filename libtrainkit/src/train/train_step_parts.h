@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "distributed/step_consensus.h"
+#include "train/late_scalars.h"
 #include "trainkit/train/train_step.h"
 
 namespace trainkit {
@@ -23,6 +24,7 @@ struct TrainStep::ReplicaResult {
   double weight = 0;
   double share = 0;
   double unit = 0;
+  std::string nonfinite = {};  // origin of a loss that is not finite
 };
 
 /// Begins to record the SyncBatchNorm layers of a replica, see zero_loss().
@@ -50,6 +52,12 @@ struct TrainStep::DeferredFailure {
   std::string reason;
   bool again;  // the step can be retried
   std::exception_ptr exception;
+};
+
+/// The names of the metrics of all ranks, see average_over_ranks().
+struct TrainStep::SharedNames {
+  std::vector<std::string> names;                // in the same order on all ranks
+  std::optional<LateScalars> ranks_with_others;  // number of ranks with other metrics, in the last call
 };
 
 namespace detail {

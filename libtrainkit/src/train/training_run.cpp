@@ -46,6 +46,8 @@ TrainingRun::TrainingRun(DeviceReplicator& devices, Optimizer& optimizer, const 
       options_(options),
       loader_(loader),
       loss_(with_step(std::move(loss), "the loss function")),
+      validation_loss_(fit.validation_loss ? with_step(fit.validation_loss, "the loss function of the evaluation")
+                                           : nullptr),
       fit_(fit),
       group_(devices.process_group()),
       scheduler_(make_scheduler(optimizer, options)),
@@ -67,9 +69,7 @@ TrainingRun::TrainingRun(DeviceReplicator& devices, Optimizer& optimizer, const 
                            : step_.scaler().enabled()                 ? 10
                                                                       : 1),
       stop_(options, loader, progress_, skipped_),
-      validation_(
-          devices, step_, options, fit_,
-          fit_.validation_loss ? with_step(fit_.validation_loss, "the loss function of the evaluation") : loss_),
+      validation_(devices, step_, options, fit_, validation_loss_ ? validation_loss_ : loss_),
       profile_(options.output_dir, options.profile_step, devices.device(), group_) {}
 
 absl::StatusOr<TrainerResult> TrainingRun::operator()() {

@@ -195,6 +195,7 @@ class TrainingRun {
   const TrainerOptions& options_;
   Prefetcher& loader_;
   LossFunction loss_;
+  LossFunction validation_loss_;  // null: loss_
   FitOptions fit_;
   ProcessGroup* group_;  // nullptr: one process
   std::unique_ptr<LRScheduler> scheduler_;

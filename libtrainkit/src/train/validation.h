@@ -20,8 +20,8 @@ class Validation {
  public:
   /// @param loss with the validation loader of `fit`, which must not be null when evaluate() is called
   Validation(DeviceReplicator& devices, TrainStep& step, const TrainerOptions& options, const FitOptions& fit,
-             LossFunction loss)
-      : devices_(devices), step_(step), options_(options), fit_(fit), loss_(std::move(loss)) {}
+             const LossFunction& loss)
+      : devices_(devices), step_(step), options_(options), fit_(fit), loss_(loss) {}
 
   /// Evaluates the model of step `step`, with the averages of its weights if the run keeps them, and calls
   /// on_evaluation. The metrics contain the monitored one. Returns an error on all ranks if one of them fails.
@@ -36,7 +36,7 @@ class Validation {
   TrainStep& step_;
   const TrainerOptions& options_;
   const FitOptions& fit_;
-  LossFunction loss_;
+  const LossFunction& loss_;
   bool warned_of_modes_ = false;
 };
 

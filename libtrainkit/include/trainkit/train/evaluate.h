@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -31,10 +32,10 @@ using Metrics = std::map<std::string, double>;
 using EvaluationProgress = std::function<void(int64_t done, int64_t total)>;
 
 /// Computes the means of the loss and its metrics over one epoch of `loader`, over all replicas and ranks, weighted by
-/// LossOutput::weight. Runs in evaluation mode without gradients and restores the mode of each module. All replicas and
-/// ranks compute with the buffers (BatchNorm's statistics) of the first one, which are those that are saved. Starts at
-/// epoch 0, so every evaluation sees the same rows in the same order. Sums are float64 on the device and are read once,
-/// at the end.
+/// LossOutput::weight. A metric's mean is that of the batches that returned it; one of which nothing counted is left
+/// out. Runs in evaluation mode without gradients and restores the mode of each module. All replicas and ranks compute
+/// with the buffers (BatchNorm's statistics) of the first one, which are those that are saved. Starts at epoch 0, so
+/// every evaluation sees the same rows in the same order. Sums are float64 on the device and are read once, at the end.
 ///
 /// Every rank must call it, with its own share of the rows (a DistributedSampler with UnevenTail::kPad or kUneven).
 /// Padding rows do not count, and every rank returns the same means.
@@ -64,8 +65,8 @@ absl::Status for_each_batch(
 ///   confusion.add(labels, model->forward(x).argmax(1));       // per batch; the host does not wait
 ///   const ClassificationScores scores = classification_scores(confusion.counts());
 ///
-/// Not thread-safe. Counts are integers, so the result does not depend on the order of the batches or on how they are
-/// distributed over devices.
+/// A loss function may share one matrix between the threads of several replicas: calls of add() are thread-safe. Counts
+/// are integers, so the result does not depend on the order of the batches or on how they are distributed over devices.
 class ConfusionMatrix {
  public:
   /// Throws c10::ValueError if num_classes < 1.
@@ -87,8 +88,16 @@ class ConfusionMatrix {
   int64_t num_classes() const { return num_classes_; }
 
  private:
+  /// A mutex of each matrix's own, so that matrices can be copied.
+  struct OwnMutex : std::mutex {
+    OwnMutex() = default;
+    OwnMutex(const OwnMutex&) {}
+    OwnMutex& operator=(const OwnMutex&) { return *this; }
+  };
+
   int64_t num_classes_;
   at::Tensor cells_;  // num_classes^2 counts, then one for ignored rows
+  mutable OwnMutex mutex_;
 };
 
 /// Scores of one class against all others. A score is 0 where it would divide by zero (scikit-learn: zero_division=0).

@@ -32,9 +32,10 @@ struct LossOutput {
   at::Tensor loss;
   /// Number of items in the mean (rows, or tokens that count), finite and >= 0; by default the rows of the batch.
   /// Accumulated micro-batches and evaluation batches are averaged with this weight. With weight 0 the loss and the
-  /// metrics are ignored, NaN included.
+  /// metrics are ignored, NaN included, and may be missing.
   std::optional<double> weight = std::nullopt;
-  /// Further means over the same items by name, scalars on the device. Logged and averaged like the loss.
+  /// Further means over the same items by name, scalars on the device. Logged and averaged like the loss. A call may
+  /// leave one out: it is averaged over the batches that have it, with their weights.
   std::vector<std::pair<std::string, at::Tensor>> metrics = {};
 };
 
@@ -50,6 +51,16 @@ concept MayBeLoss = !std::is_same_v<std::decay_t<F>, LossFunction> &&
 
 /// Wraps a differentiable loss of a model and a batch: a std::function with an id. TrainStep uses the id to detect that
 /// a captured step was recorded with another function. Any callable that make_loss_function accepts converts to it.
+///
+/// State. TrainStep and evaluate() call this object itself for the first replica, so its state (a `mutable` counter)
+/// lasts as long as the object. Each further replica calls a copy, which is made at the first use and lives as long as
+/// this object. Objects that the function holds by reference or pointer are shared by the threads of all replicas: they
+/// need a lock, and results that do not depend on the order of the calls (ConfusionMatrix has both).
+///
+/// Calls. A step calls the function once per micro-batch and replica. There are two exceptions. A step that runs out of
+/// memory is retried: it calls the function again for the same rows, in smaller parts, with the state that the first
+/// attempt left. Its metrics count once (LossOutput::metrics). A captured step (TrainStepOptions::cuda_graph) does not
+/// call the function.
 class LossFunction {
  public:
   LossFunction() = default;
@@ -63,10 +74,13 @@ class LossFunction {
   /// A copy has its own state, so it gets a new id.
   LossFunction(const LossFunction& other) : call_(other.call_), id_(next_id()) {}
   LossFunction(LossFunction&& other) noexcept
-      : call_(std::exchange(other.call_, nullptr)), id_(std::exchange(other.id_, 0)) {}
+      : call_(std::exchange(other.call_, nullptr)),
+        id_(std::exchange(other.id_, 0)),
+        copies_(std::move(other.copies_)) {}
   LossFunction& operator=(LossFunction other) noexcept {
     call_ = std::move(other.call_);
     id_ = other.id_;
+    copies_ = std::move(other.copies_);
     return *this;
   }
   ~LossFunction() = default;
@@ -77,6 +91,10 @@ class LossFunction {
   /// Unique id within the process. It is never reused, not even by a later function at the same address.
   uint64_t id() const { return id_; }
 
+  /// Returns the function that each of `count` replicas calls: this one, then its copies. TrainStep and evaluate() call
+  /// it. Not thread-safe. Valid until the next call with a larger count.
+  std::vector<const LossFunction*> for_replicas(int64_t count) const;
+
  private:
   using Call = std::function<LossOutput(torch::nn::Module& model, const Batch& batch)>;
   LossFunction(std::in_place_t, Call call) : call_(std::move(call)), id_(next_id()) {}
@@ -86,6 +104,7 @@ class LossFunction {
 
   Call call_;
   uint64_t id_ = 0;
+  mutable std::vector<LossFunction> copies_ = {};  // of the replicas after the first
 };
 
 namespace detail {

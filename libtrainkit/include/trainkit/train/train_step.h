@@ -34,6 +34,7 @@ namespace detail {
 class DeviceVotes;
 class GraphRanks;
 class GraphReplicas;
+class StepGradients;
 class StepGraphs;
 class StepSnapshot;
 class ParameterShards;
@@ -84,9 +85,10 @@ struct TrainStepOptions {
   std::function<bool()> release_memory = nullptr;
 };
 
-/// Scalars of one step: on the device, detached. Reading one waits for the device.
+/// Scalars of one step, of the weights before its update: on the device, detached. Reading one waits for the device.
 struct StepMetrics {
-  /// Mean over the rows of this process, by weight; see TrainStep::average_over_ranks.
+  /// Mean over the rows of this process, by weight; see TrainStep::average_over_ranks. A metric's mean is that of the
+  /// micro-batches that returned it.
   at::Tensor loss;
   std::vector<std::pair<std::string, at::Tensor>> metrics;
   /// 2-norm of the gradients before clipping; undefined unless grad_clip > 0.
@@ -99,6 +101,9 @@ struct StepMetrics {
   /// Sum of the micro-batches' weights (LossOutput::weight) on this rank and on all ranks. On the host.
   double weight = 0;
   double world_weight = 0;
+  std::vector<double> metric_weights = {};  ///< the same on this rank, of `metrics`; empty after average_over_ranks
+  std::vector<int64_t> row_indices = {};    ///< of the first rows on this rank in the dataset, eight at most
+  int64_t rows = 0;                         ///< number of rows on this rank
   /// Defined if several ranks run CUDA graphs: the weight on all ranks, float64. world_weight is then that of an
   /// earlier step.
   at::Tensor world_weight_on_device = {};
@@ -115,9 +120,8 @@ struct StepMetrics {
 ///
 /// Replicas and ranks. With several replicas in this process each gets a contiguous share of a batch's rows, and the
 /// loss function is called from one thread per replica. With several ranks each rank passes its own batch, and all
-/// ranks make the same calls. finish() makes the ranks agree, so they skip, stop and
-/// fail after the same step. In both cases the gradient equals that of one process on all rows: losses are weighted by
-/// LossOutput::weight.
+/// ranks make the same calls. finish() makes the ranks agree, so they skip, stop and fail after the same step. In both
+/// cases the gradient equals that of one process on all rows: losses are weighted by LossOutput::weight.
 ///
 /// Frozen and added parameters. requires_grad and the modes of modules may change between steps, on the first replica:
 /// see DeviceReplicator. So may the optimizer: a step gives groups that were added since the last one to the mirrors of
@@ -158,6 +162,11 @@ struct StepMetrics {
 /// that a rank runs eagerly because its batch has another shape reduces its gradients after backward; if it runs out of
 /// memory only this rank splits it. Not with SyncBatchNorm layers that synchronise, nor with find_unused_parameters.
 ///
+/// Gradients. A step uses those of its own losses alone, for the parameters of its own optimizer alone. It first drops
+/// what your own backward, another step over the replicator or a failed one has left in them, on every replica, and
+/// leaves the gradients of other parameters as they were: two steps may train two parts of a model (a GAN). What you
+/// add between accumulate() and finish() counts.
+///
 /// Not thread-safe. Exceptions of the loss function and of LibTorch propagate; the gradients accumulated so far are
 /// dropped, and weights and optimizer state are unchanged on every rank. If another rank failed or is lost, throws
 /// absl::BadStatusOrAccess with an Error of exit code 8 that names the rank.
@@ -167,7 +176,8 @@ class TrainStep {
   /// DeviceReplicatorOptions::sharding it gets the parts of them that this rank, or the first replica, updates: 1-D
   /// tensors that share the weights' memory, with state of their size. Each further copy of the weights gets a mirror
   /// optimizer with the same settings, which starts with the state of `optimizer`, or with its own parts. Throws
-  /// c10::ValueError for options out of range and for kFp16 on the CPU, which has no fast float16 kernels.
+  /// c10::ValueError for options out of range and for kFp16 on the CPU, which has no fast float16 kernels; an Error of
+  /// exit code 2 for a parameter that is not the model's, since no checkpoint would contain it.
   TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const TrainStepOptions& options = {},
             LRScheduler* scheduler = nullptr);
   ~TrainStep();
@@ -193,8 +203,9 @@ class TrainStep {
     return finish();
   }
 
-  /// Averages the metrics of a step over all ranks, by weight. Every rank must call it for the same steps (the logged
-  /// ones): it costs one more small all-reduce. Does nothing on a single rank.
+  /// Averages the loss and each metric over the ranks that have it, by weight. Every rank must call it for the same
+  /// steps (the logged ones): it costs one more small all-reduce. Does nothing on a single rank. On GPUs a metric that
+  /// is new in a later step appears one call late.
   void average_over_ranks(StepMetrics& metrics);
 
   /// Asks all ranks to stop, or to save a checkpoint, after the next step. `signal` is any number above 0; the ranks
@@ -263,6 +274,7 @@ class TrainStep {
   struct ReplicaResult;
   struct KeptBatch;
   struct DeferredFailure;
+  struct SharedNames;
   void create_mirrors();
   void create_shard_mirrors();
   void follow_model();
@@ -288,20 +300,23 @@ class TrainStep {
   std::vector<at::Tensor> update_optimizers();
   std::vector<at::Tensor> update_unless_nonfinite();
   void count_skips(const at::Tensor& found_inf);
-  std::string find_nonfinite();
+  void drop_failed_update();
+  void note_rows();
   void with_memory(c10::function_ref<void()> stage);
   Batch shard_of(const Batch& batch, int64_t replica);
   ReplicaResult run_replica(int64_t replica, const Batch& shard, const LossFunction& loss);
   LossOutput forward(int64_t replica, const Batch& shard, const LossFunction& loss);
   double agree_on_unit(int64_t replica, double weight);
-  void add_metrics(const LossOutput& output, double share, StepMetrics& sums) const;
+  void add_metrics(const LossOutput& output, double weight, double share, StepMetrics& sums) const;
+  void correct_metrics();
   /// Sends *vote_ and clears it. receive_verdict() waits for the combined votes.
   void send_vote(double weight, const std::string& reason = "");
   void receive_verdict();
   bool fail(const std::string& reason, bool again, bool reduced);
   void tell_others(const std::string& reason, bool again, bool reduced);
   void set_empty_metrics();
-  void share_names(ProcessGroup& group, StepMetrics& metrics);
+  void share_names(ProcessGroup& group, const StepMetrics& metrics);
+  std::pair<at::Tensor, at::Tensor> means_of_ranks(ProcessGroup& group, const StepMetrics& metrics);
   void repeat_requests();
   void abandon(bool for_good);
   void forget_batches();
@@ -353,15 +368,17 @@ class TrainStep {
 
   StepMetrics metrics_;
   std::optional<std::vector<std::string>> metric_names_;  // known after the first step with rows
-  bool names_are_shared_ = false;                         // over the ranks
-  detail::GraphReplicas* graph_replicas_ = nullptr;       // the replicator, if it has several replicas or ranks
-  detail::GraphRanks* graph_ranks_ = nullptr;             // the same, if it has ranks
-  std::unique_ptr<detail::DeviceVotes> votes_;            // then
-  bool runs_beside_ = false;                              // steps run on the stream of captures
-  bool votes_on_device_ = false;                          // see Note [Graphs of several ranks]
-  bool holds_graphs_ = false;                             // some rank may; equal on all ranks
-  int64_t split_before_ = 1;                              // split_ at the start of the step
-  std::unique_ptr<StepVerdict> late_;                     // combines the verdicts read since the last finish()
+  std::unique_ptr<SharedNames> shared_names_;             // of the metrics of all ranks
+  std::unique_ptr<detail::StepGradients> gradients_;
+  std::string nonfinite_;                            // origin of this step's first loss that is not finite
+  detail::GraphReplicas* graph_replicas_ = nullptr;  // the replicator, if it has several replicas or ranks
+  detail::GraphRanks* graph_ranks_ = nullptr;        // the same, if it has ranks
+  std::unique_ptr<detail::DeviceVotes> votes_;       // then
+  bool runs_beside_ = false;                         // steps run on the stream of captures
+  bool votes_on_device_ = false;                     // see Note [Graphs of several ranks]
+  bool holds_graphs_ = false;                        // some rank may; equal on all ranks
+  int64_t split_before_ = 1;                         // split_ at the start of the step
+  std::unique_ptr<StepVerdict> late_;                // combines the verdicts read since the last finish()
   std::unique_ptr<StepVote> vote_;
   std::unique_ptr<StepVerdict> verdict_;
   int64_t step_ = 0;

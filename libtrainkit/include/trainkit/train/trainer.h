@@ -241,7 +241,8 @@ class Trainer {
   Trainer& operator=(Trainer&&) noexcept;
 
   /// Trains until a limit is reached. `loss` is called with the user's own model type or with torch::nn::Module&; see
-  /// make_loss_function. Blocks until the run ends. Errors:
+  /// make_loss_function. The run owns it; capture what you want to read afterwards by reference. Without a validation
+  /// loss of its own an evaluation calls the same object. Blocks until the run ends. Errors:
   ///   of the data (exit code 4, 10), of the checkpoint (5), of the disk (6), out of memory (7), loss or gradients not
   ///   finite (9); every exception of the loss function or LibTorch, translated.
   template <class F>
