@@ -140,7 +140,7 @@ TEST_CASE("A metric that is a parameter, a buffer or the caller's own tensor kee
   at::Tensor own = at::zeros({});
   const LossFunction loss = make_loss_function([&own](TinyNet& model, const Batch& batch) {
     LossOutput output(tiny_loss(model, batch));
-    output.metrics = {{"bias", model->out->bias[0]}, {"own", own}, {"view", own.view({})}, {"loss too", output.loss}};
+    output.metrics = {{"bias", model->out->bias[0]}, {"own", own}, {"view", own.detach()}, {"loss too", output.loss}};
     own.add_(1);
     return output;
   });

@@ -241,9 +241,10 @@ TEST_CASE("A skipped step is counted once and leaves all state unchanged, whiche
     INFO("fault at allocation " << fault);
     CHECK(metrics.skipped_in_a_row.item<double>() == 1);
     CHECK(same_bits(weights(training), before));
-    CHECK_THAT(metrics.first_nonfinite, Catch::Equals("") || Catch::Contains("took inf, in 'hidden'"));
+    CHECK_THAT(metrics.first_nonfinite,
+               Catch::Equals("the loss is not finite") || Catch::Contains("took inf, in 'hidden'"));
   }
-  CHECK(fault > 100);
+  CHECK(fault > 50);
 }
 
 TEST_CASE("Finding the non-finite tensor takes no more memory than the step", "[train][out_of_memory]") {

@@ -32,6 +32,7 @@ void StepRecords::add(LogRecord record, const StepMetrics& metrics, const std::v
   pending_.push_back({.record = std::move(record),
                       .named = named,
                       .scalars = LateScalars(scalars),
+                      .cause = metrics.first_nonfinite,
                       .row_indices = metrics.row_indices,
                       .rows = metrics.rows});
 }
@@ -63,7 +64,8 @@ absl::Status StepRecords::check_finite(double loss, const Pending& pending) {
   return to_status({.exit_code = ExitCode::kNumerics,
                     .id = "train.nonfinite",
                     .field = "loss",
-                    .problem = "is not finite at step " + std::to_string(pending.record.step),
+                    .problem = "is not finite at step " + std::to_string(pending.record.step) +
+                               (pending.cause.empty() ? "" : ": " + pending.cause),
                     .got = std::isnan(loss) ? "nan" : "inf",
                     .hint = rows_to_check(pending.row_indices, pending.rows) +
                             "lower the learning rate, clip gradients (TrainerOptions::grad_clip, --grad_clip 1) or use "

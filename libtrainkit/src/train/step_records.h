@@ -43,7 +43,8 @@ class StepRecords {
     LogRecord record = {};
     size_t named = 0;
     LateScalars scalars = {};
-    std::vector<int64_t> row_indices = {};  // StepMetrics::row_indices
+    std::string cause = {};                 // StepMetrics::first_nonfinite
+    std::vector<int64_t> row_indices = {};  // and row_indices
     int64_t rows = 0;
   };
 

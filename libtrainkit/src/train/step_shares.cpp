@@ -121,6 +121,7 @@ TrainStep::ReplicaResult TrainStep::run_replica(int64_t replica, const Batch& sh
   result.share = result.weight > 0 ? result.weight / expected : 0;
   if (options_.skip_nonfinite && result.weight > 0 && !detail::is_finite_on_host(result.output->loss)) {
     result.nonfinite = detail::first_nonfinite(*devices_.module(replica), shard, result.output->loss);
+    if (result.nonfinite.empty()) result.nonfinite = "the loss is not finite";
   }
   return result;
 }
@@ -167,8 +168,14 @@ void TrainStep::add_metrics(const LossOutput& output, double weight, double shar
   const at::Device device = devices_.device();  // of the sums: the first replica may have no rows
   const auto local = [&](const at::Tensor& value) { return value.detach().to(device, /*non_blocking=*/true); };
   if (first && share == 1.0 && devices_.replicas() == 1) {
+    // A trace holds tensors too: with graphs, only a parameter or a buffer is copied.
+    const auto is_state = [&](const at::Tensor& value) {
+      return std::any_of(module_state_.begin(), module_state_.end(),
+                         [&](const at::Tensor& tensor) { return tensor.defined() && tensor.is_alias_of(value); });
+    };
     const auto own = [&](const at::Tensor& value) {  // as detach(), without the dispatcher
-      return is_shared(value, output) ? value.detach().clone() : value.tensor_data();
+      const bool copies = uses_graphs() ? is_state(value) : is_shared(value, output);
+      return copies ? value.detach().clone() : value.tensor_data();
     };
     sums.loss = own(output.loss);
     for (const auto& [name, value] : output.metrics) sums.metrics.emplace_back(name, own(value));

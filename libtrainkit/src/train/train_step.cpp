@@ -252,9 +252,10 @@ StepMetrics TrainStep::finish() {
   end_verdict();
   metrics_.weight = weight_;
   metrics_.world_weight = verdict_->weight;
+  if (metrics_.first_nonfinite.empty()) metrics_.first_nonfinite = std::exchange(nonfinite_, "");
+  nonfinite_.clear();
   note_rows();
   forget_batches();
-  nonfinite_.clear();
   parts_ = 0;
   weight_ = 0;
   ++step_;
