@@ -31,6 +31,7 @@ int64_t StepGradients::count_parameters() const {
 /// With sharding the optimizer has parts of the parameters, and all of them are its own.
 void StepGradients::list_parameters() {
   count_ = count_parameters();
+  trained_version_ = devices_.trained_version();
   std::unordered_set<const void*> trained;
   for (const ParamGroup& group : optimizer_.param_groups()) {
     for (const NamedParameter& parameter : group.params) trained.insert(parameter.tensor.unsafeGetTensorImpl());
@@ -56,7 +57,7 @@ void StepGradients::list_parameters() {
 }
 
 void StepGradients::begin() {
-  if (count_parameters() != count_) list_parameters();
+  if (count_parameters() != count_ || devices_.trained_version() != trained_version_) list_parameters();
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < own_.size(); ++i) {
     at::Tensor& gradient = own_[i].mutable_grad();

@@ -57,6 +57,7 @@ class StepGradients {
   const Optimizer& optimizer_;
   bool set_to_none_;
   bool has_any_ = false;
+  int64_t trained_version_ = 0;
   int64_t count_ = 0;                                    // parameters of the optimizer when the lists were made
   std::vector<at::Tensor> own_, others_;                 // parameters, on all replicas
   std::vector<at::Tensor> aside_;                        // gradients of others_

@@ -123,6 +123,7 @@ void TrainStep::add_groups() {
   for (const auto& parameter : devices_.module()->named_parameters()) {
     names.emplace(parameter.value().unsafeGetTensorImpl(), parameter.key());
   }
+  detail::check_parameters(*devices_.module(), optimizer_);
   for (; groups_ < optimizer_.param_groups().size(); ++groups_) {
     for (size_t copy = 1; copy < optimizers_.size(); ++copy) {
       const auto parameters = devices_.module(static_cast<int64_t>(copy))->named_parameters();

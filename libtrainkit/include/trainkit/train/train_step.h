@@ -96,7 +96,7 @@ struct StepMetrics {
   /// Number of consecutive steps up to this one that were skipped because of non-finite gradients; 0 if this step was
   /// not. float32; undefined if no step can be skipped, or if nothing counts in this one.
   at::Tensor skipped_in_a_row;
-  /// Origin of the first non-finite value if this step was skipped. Known immediately, on the CPU only.
+  /// With skip_nonfinite on the CPU: origin of the first non-finite value, if this step has one. Known immediately.
   std::string first_nonfinite = {};
   /// Sum of the micro-batches' weights (LossOutput::weight) on this rank and on all ranks. On the host.
   double weight = 0;
@@ -162,10 +162,8 @@ struct StepMetrics {
 /// that a rank runs eagerly because its batch has another shape reduces its gradients after backward; if it runs out of
 /// memory only this rank splits it. Not with SyncBatchNorm layers that synchronise, nor with find_unused_parameters.
 ///
-/// Gradients. A step uses those of its own losses alone, for the parameters of its own optimizer alone. It first drops
-/// what your own backward, another step over the replicator or a failed one has left in them, on every replica, and
-/// leaves the gradients of other parameters as they were: two steps may train two parts of a model (a GAN). What you
-/// add between accumulate() and finish() counts.
+/// Gradients. A step uses those of its own losses alone, for its optimizer's parameters alone, whatever others have
+/// left in them. It leaves the gradients of other parameters as they were.
 ///
 /// Not thread-safe. Exceptions of the loss function and of LibTorch propagate; the gradients accumulated so far are
 /// dropped, and weights and optimizer state are unchanged on every rank. If another rank failed or is lost, throws
@@ -244,7 +242,6 @@ class TrainStep {
   /// them.
   double weight_unit() const { return weight_unit_; }
   void set_weight_unit(double unit) { weight_unit_ = unit; }
-
   /// Number of micro-batches that each batch is split into: 1, doubled whenever a step runs out of memory. Save it in a
   /// checkpoint, so that a resumed run is bitwise identical. Throws c10::ValueError below 1.
   int64_t split() const { return split_; }
@@ -260,10 +257,8 @@ class TrainStep {
   /// Drops all graphs permanently to free their memory for other uses. Returns false, and does nothing, if there are
   /// none.
   bool drop_graphs(const std::string& reason);
-
   /// Returns where the time of all steps so far was spent. Any thread may call it.
   StepTimes times() const;
-
   /// Number of batches accumulated since the last finish().
   int64_t accumulated() const { return accumulated_; }
   GradScaler& scaler() { return scaler_; }
@@ -320,7 +315,6 @@ class TrainStep {
   void repeat_requests();
   void abandon(bool for_good);
   void forget_batches();
-
   // Capture and replay of CUDA graphs, train_step_graph.cpp.
   void prepare_graphs();
   std::string graphs_obstacle() const;
@@ -336,7 +330,6 @@ class TrainStep {
   void replay_step(bool first);
   std::vector<int64_t> step_key() const;
   std::vector<int64_t> step_state() const;
-
   // Ranks that agree on their devices, train_step_ranks.cpp.
   void wait_for_earlier_step();
   void await(size_t place) const;
@@ -348,7 +341,6 @@ class TrainStep {
   void take_part_as_failed(const std::string& reason, bool reduced);
   bool meets_every_run() const;
   bool reduces_later() const;
-
   DeviceReplicator& devices_;
   Optimizer& optimizer_;
   LRScheduler* scheduler_;
@@ -363,9 +355,7 @@ class TrainStep {
   std::vector<detail::WeightAverage> averages_;  // one for each of them; empty without ema_decay
   std::vector<ReplicaResult> results_;           // of the current micro-batch; a member to reuse its memory
   std::unique_ptr<StepConsensus> agreement_;
-
   std::atomic<int64_t> copy_time_{0}, agree_time_{0}, update_time_{0};  // nanoseconds
-
   StepMetrics metrics_;
   std::optional<std::vector<std::string>> metric_names_;  // known after the first step with rows
   std::unique_ptr<SharedNames> shared_names_;             // of the metrics of all ranks
