@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <functional>
 
+#include "io/folder_files.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
@@ -85,7 +87,15 @@ absl::StatusOr<SceneFiles> find_in_folder(const SceneOptions& options, const Kno
   if (!wanted && !demo_cube.empty() && !demo_gt.empty()) {
     found.push_back({options.data_dir + "/" + demo_cube, options.data_dir + "/" + demo_gt, nullptr});
   }
-  if (found.size() == 1) return found[0];
+  if (found.size() == 1) {
+    std::vector<std::string> others;
+    for (const std::string& entry : entries) {
+      const std::string path = options.data_dir + "/" + entry;
+      if (is_readable_kind(entry) && path != found[0].cube && path != found[0].gt) others.push_back(entry);
+    }
+    found[0].note = left_out_note(others);
+    return found[0];
+  }
   if (found.empty()) {
     return bad_scene(options.data_dir, "", wanted ? fmt::format("no files of {}", wanted->name) : "no known scene",
                      half.empty() ? "no file with a known name" : half,
@@ -248,6 +258,8 @@ absl::StatusOr<std::vector<double>> read_wavelengths(const std::string& cube, in
       break;
     }
   }
+  // Zeros and NaN stand for unknown wavelengths.
+  if (std::any_of(values.begin(), values.end(), [](double x) { return !(x > 0 && std::isfinite(x)); })) values.clear();
   // Hyperspectral sensors see 0.2 to 20 micrometres: smaller numbers are micrometres.
   const bool in_micrometres = !values.empty() && *std::max_element(values.begin(), values.end()) < 100;
   for (double& value : values) value *= in_micrometres ? 1000 : 1;

@@ -15,6 +15,8 @@ struct SceneFiles {
   std::string cube;
   std::string gt;
   const KnownScene* known = nullptr;
+  /// Other files of the folder that could be scenes, see left_out_note; empty if there are none.
+  std::string note = {};
 };
 
 /// Returns the files named in `options`, or those of a known scene in its data_dir.
@@ -32,7 +34,7 @@ absl::StatusOr<at::Tensor> read_ground_truth(const SceneFiles& files, const std:
 absl::Status check_file_kind(const std::string& flag, const std::string& path);
 
 /// Returns the wavelength of each band in nanometres: the field "wavelength" of an ENVI header, or the variable of that
-/// name (or wavelengths, wl, lambda) in a `.mat`. Empty if the file has none.
+/// name (or wavelengths, wl, lambda) in a `.mat`. Empty if the file has none, or one that is not positive and finite.
 absl::StatusOr<std::vector<double>> read_wavelengths(const std::string& cube, int64_t bands);
 
 /// Finds a known scene by its name or that of its file, ignoring case and punctuation; nullptr if there is none.

@@ -93,10 +93,11 @@ absl::StatusOr<int> predict(const TrainedRun& run, const HsiOptions& options, co
   TRAINKIT_ASSIGN_OR_RETURN(const std::string stored, run.file(kTrainedSceneFile, "the statistics of its scene"));
   TRAINKIT_ASSIGN_OR_RETURN(const TrainedScene trained, load_trained_scene(stored));
   TRAINKIT_ASSIGN_OR_RETURN(const Cube cube, load_cube(options.cube, is_given("cube_key") ? options.cube_key : ""));
-  TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor bands, select_bands(cube, trained, options.cube));
-  TRAINKIT_ASSIGN_OR_RETURN(const Prediction prediction, classify(run, options, trained, bands));
+  TRAINKIT_ASSIGN_OR_RETURN(const SelectedBands bands, select_bands(cube, trained, options.cube));
+  TRAINKIT_ASSIGN_OR_RETURN(const Prediction prediction, classify(run, options, trained, bands.values));
   TRAINKIT_RETURN_IF_ERROR(write_prediction(out, prediction, trained));
   print_shares(prediction, trained);
+  if (!bands.note.empty()) print_line(bands.note);
   print_line(fmt::format("wrote {0}/map.png, {0}/classes.npy, {0}/probabilities.npy and {0}/classes.csv", out));
   return 0;
 }

@@ -219,6 +219,7 @@ absl::StatusOr<Scene> load_scene(const SceneOptions& options) try {
   scene->wavelengths = read_wavelengths(files.cube, cube.size(2)).value_or(std::vector<double>{});
   scene->cube_path = files.cube;
   scene->labels_path = files.gt;
+  scene->note = files.note;
   return scene;
 } catch (...) {
   return status_from_current_exception();

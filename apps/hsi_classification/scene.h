@@ -31,6 +31,8 @@ struct Scene {
   /// Source files.
   std::string cube_path = {};
   std::string labels_path = {};
+  /// Files of the folder that were left out; empty if there are none.
+  std::string note = {};
 
   /// Digest of the cube and the labels.
   std::string digest() const;

@@ -193,6 +193,7 @@ RunFacts Session::describe(const Split& split) const {
                             options_.split, split.train.numel(), split.validation.numel(), split.test.numel(),
                             100 * leak(split))},
       {"feed", fmt::format("{} patches of {} x {}, {}", options_.model, feed.patch_size(), feed.patch_size(), kind)}};
+  if (!scene_.note.empty()) facts.emplace_back("note", scene_.note);
   const std::pair<const char*, const at::Tensor&> parts[] = {
       {"training", split.train}, {"validation", split.validation}, {"test", split.test}};
   for (const auto& [name, pixels] : parts) {

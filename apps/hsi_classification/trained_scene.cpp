@@ -45,6 +45,36 @@ double tolerance_of(const std::vector<double>& wavelengths, size_t i) {
   return std::max(nearest / 2, 0.5);
 }
 
+constexpr char kAmbiguous[] =
+    "give the cube the bands and the wavelengths of the training scene in its order, or wavelengths with more decimals";
+
+/// Whether two wavelengths differ by the rounding of float32 or of a unit only.
+bool is_same_wavelength(double a, double b) { return std::abs(a - b) <= 1e-6 * std::max(std::abs(a), std::abs(b)); }
+
+/// Returns the band of `cube` that is nearest to band `i` of `trained`.
+absl::StatusOr<size_t> nearest_band(const std::vector<double>& cube, const std::vector<double>& trained, size_t i,
+                                    const std::string& path) {
+  const double wanted = trained[i];
+  const auto distance = [&](size_t band) { return std::abs(cube[band] - wanted); };
+  size_t nearest = 0;
+  for (size_t band = 1; band < cube.size(); ++band) {
+    if (distance(band) < distance(nearest)) nearest = band;
+  }
+  if (const double tolerance = tolerance_of(trained, i); distance(nearest) > tolerance) {
+    return bad_bands(path, fmt::format("no band at {:.1f} nm, band {} of the training scene", wanted, i + 1),
+                     fmt::format("the nearest at {:.1f} nm", cube[nearest]),
+                     fmt::format("at most {:.1f} nm away", tolerance));
+  }
+  for (size_t band = nearest + 1; band < cube.size(); ++band) {
+    if (distance(band) - distance(nearest) > 1e-6 * wanted) continue;
+    return bad_bands(path,
+                     fmt::format("bands {} and {} are equally near to band {} of the training scene at {:g} nm",
+                                 nearest + 1, band + 1, i + 1, wanted),
+                     fmt::format("{:g} nm and {:g} nm", cube[nearest], cube[band]), "one nearest band", kAmbiguous);
+  }
+  return nearest;
+}
+
 /// The tensors of a file by name, with the shapes that the first one implies.
 class StoredTensors {
  public:
@@ -136,28 +166,40 @@ absl::StatusOr<TrainedScene> load_trained_scene(const std::string& path) {
   return scene;
 }
 
-absl::StatusOr<at::Tensor> select_bands(const Cube& cube, const TrainedScene& trained, const std::string& path) {
+absl::StatusOr<SelectedBands> select_bands(const Cube& cube, const TrainedScene& trained, const std::string& path) {
   const int64_t bands = cube.values.size(2);
   if (cube.wavelengths.empty() || trained.wavelengths.empty()) {
-    if (bands == trained.bands()) return cube.values;
+    const char* const lacks = !cube.wavelengths.empty()      ? "the training scene has"
+                              : !trained.wavelengths.empty() ? "this cube has"
+                                                             : "both have";
+    if (bands == trained.bands()) {
+      return SelectedBands{cube.values, fmt::format("bands are matched by number: {} no wavelengths", lacks)};
+    }
     return bad_bands(path, "another number of bands than the training scene", std::to_string(bands),
                      std::to_string(trained.bands()),
                      "bands are matched by wavelength only where both files have wavelengths");
   }
-  std::vector<int64_t> chosen;
-  for (size_t i = 0; i < trained.wavelengths.size(); ++i) {
-    const double wanted = trained.wavelengths[i];
-    const auto nearest = std::min_element(cube.wavelengths.begin(), cube.wavelengths.end(), [&](double a, double b) {
-      return std::abs(a - wanted) < std::abs(b - wanted);
-    });
-    if (const double tolerance = tolerance_of(trained.wavelengths, i); std::abs(*nearest - wanted) > tolerance) {
-      return bad_bands(path, fmt::format("no band at {:.1f} nm, band {} of the training scene", wanted, i + 1),
-                       fmt::format("the nearest at {:.1f} nm", *nearest),
-                       fmt::format("at most {:.1f} nm away", tolerance));
-    }
-    chosen.push_back(nearest - cube.wavelengths.begin());
+  if (std::equal(cube.wavelengths.begin(), cube.wavelengths.end(), trained.wavelengths.begin(),
+                 trained.wavelengths.end(), is_same_wavelength)) {
+    return SelectedBands{cube.values};
   }
-  return cube.values.index_select(2, at::tensor(chosen, at::kLong));
+  std::vector<int64_t> chosen;
+  std::map<size_t, size_t> band_of;  // band of the training scene by chosen band
+  for (size_t i = 0; i < trained.wavelengths.size(); ++i) {
+    TRAINKIT_ASSIGN_OR_RETURN(const size_t nearest, nearest_band(cube.wavelengths, trained.wavelengths, i, path));
+    const auto [other, is_new] = band_of.emplace(nearest, i);
+    if (!is_new) {
+      return bad_bands(path,
+                       fmt::format("band {} at {:g} nm is the nearest of two bands of the training scene", nearest + 1,
+                                   cube.wavelengths[nearest]),
+                       fmt::format("bands {} at {:g} nm and {} at {:g} nm", other->second + 1,
+                                   trained.wavelengths[other->second], i + 1, trained.wavelengths[i]),
+                       "a band of its own for each", kAmbiguous);
+    }
+    chosen.push_back(static_cast<int64_t>(nearest));
+  }
+  return SelectedBands{cube.values.index_select(2, at::tensor(chosen, at::kLong)),
+                       fmt::format("{} of {} bands are matched by wavelength", chosen.size(), bands)};
 }
 
 }  // namespace trainkit::hsi

@@ -39,9 +39,19 @@ absl::Status save_trained_scene(const std::string& path, const TrainedScene& sce
 /// Reads the file. Errors: those of SafetensorsFile; weights.scene (exit code 5) for other contents.
 absl::StatusOr<TrainedScene> load_trained_scene(const std::string& path);
 
-/// Returns `cube` with the bands of the training scene, in its order. Where both have wavelengths, each band of the
-/// training scene gets the nearest band of the cube, at most half a band away. Otherwise bands are matched by number.
-/// data.bands (exit code 4) names the first band without a match, or the number of bands.
-absl::StatusOr<at::Tensor> select_bands(const Cube& cube, const TrainedScene& trained, const std::string& path);
+/// The bands of a cube that a model sees.
+struct SelectedBands {
+  /// (height, width, bands), in the order of the training scene.
+  at::Tensor values;
+  /// How the bands were matched, for the user; empty if the wavelengths are those of the training scene.
+  std::string note = {};
+};
+
+/// Matches the bands of `cube` with those of the training scene. The same wavelengths in the same order need no search,
+/// also if some are equal. Other wavelengths: each band of the training scene gets the nearest band of the cube, at
+/// most half a band away. If the cube or the training scene has no wavelengths, bands are matched by number. data.bands
+/// (exit code 4) names the number of bands, the first band without a match, two bands that are equally near, or a band
+/// that is the nearest of two.
+absl::StatusOr<SelectedBands> select_bands(const Cube& cube, const TrainedScene& trained, const std::string& path);
 
 }  // namespace trainkit::hsi

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "hsi_classification/trained_scene.h"
 #include "hsi_place.h"
 #include "trainkit/io/array_file.h"
 #include "trainkit/io/mat.h"
@@ -123,6 +124,60 @@ TEST_CASE("predict uses this machine's devices, not those of the run, and flags 
   const Ended other = predict("other", {"--device", "cpu", "--model", "mlp"});
   CHECK(other.code == 5);
   CHECK_FALSE(fs::exists(place.dir / "other"));
+}
+
+TEST_CASE("Equal wavelengths need no search on the training cube, and are refused where two bands are the same",
+          "[apps][hsi]") {
+  const auto select = [](const std::vector<double>& trained, const std::vector<double>& wavelengths) {
+    TrainedScene scene;
+    scene.preprocessing.bands.mean = at::zeros({static_cast<int64_t>(trained.size())}, at::kDouble);
+    scene.wavelengths = trained;
+    const Cube cube{at::arange(4, at::kFloat).view({1, 1, 4}), wavelengths};
+    return select_bands(cube, scene, "c.hdr");
+  };
+  const auto chosen = [&](const std::vector<double>& trained, const std::vector<double>& wavelengths) {
+    const auto bands = select(trained, wavelengths);
+    INFO((bands.ok() ? "" : error_line(bands.status())));
+    REQUIRE(bands.ok());
+    const at::Tensor values = bands->values.flatten().contiguous();
+    return std::vector<float>(values.const_data_ptr<float>(), values.const_data_ptr<float>() + values.numel());
+  };
+  const auto refused = [&](const std::vector<double>& trained, const std::vector<double>& wavelengths) {
+    const auto bands = select(trained, wavelengths);
+    REQUIRE_FALSE(bands.ok());
+    CHECK(exit_code(bands.status()) == ExitCode::kData);
+    return error_line(bands.status());
+  };
+  const std::vector<float> all = {0, 1, 2, 3};
+  CHECK(chosen({400, 400, 401, 401}, {400, 400, 401, 401}) == all);
+  CHECK(chosen({500, 400, 400, 600}, {500, 400, 400, 600}) == all);
+  CHECK(chosen({450, 450, 451, 452}, {0.45 * 1000, 0.45 * 1000, 451.00001, 452}) == all);
+  CHECK(chosen({400, 401, 402, 403}, {403, 402, 401, 400}) == std::vector<float>{3, 2, 1, 0});
+  CHECK(chosen({401, 403}, {400, 401, 402, 403}) == std::vector<float>{1, 3});
+  CHECK(chosen({400, 401, 402, 403}, {}) == all);
+  CHECK_THAT(select({400, 401, 402, 403}, {})->note,
+             Catch::Contains("matched by number: this cube has no wavelengths"));
+  CHECK_THAT(refused({400, 401, 401}, {400, 401, 401, 402}),
+             Catch::Contains("bands 2 and 3 are equally near to band 2"));
+  CHECK_THAT(refused({400, 401, 401.4}, {400, 401.2, 403, 404}),
+             Catch::Contains("is the nearest of two bands") && Catch::Contains("bands 2 at 401 nm and 3 at 401.4 nm"));
+  CHECK_THAT(refused({400, 410}, {395, 405, 500, 600}), Catch::Contains("equally near"));
+}
+
+TEST_CASE("predict on a training cube with equal wavelengths gives the trainer's own map", "[apps][hsi]") {
+  const HsiPlace place;
+  write_envi(place, "training", first_bands(8));
+  std::string header = read_text(place.dir / "training.hdr");
+  header.replace(header.find("wavelength = {"), std::string::npos,
+                 "wavelength = {400, 400, 401, 401, 402, 402, 9, 9}\n");
+  std::ofstream(place.dir / "training.hdr") << header;
+  train_hsi(place, {"--cube", place.dir / "training.hdr", "--epochs", "1"});
+  const Ended ended =
+      run_hsi(place, {"predict", place.dir / "run", "--cube", place.dir / "training.hdr", "--out", place.dir / "out"});
+  INFO(ended.errors);
+  REQUIRE(ended.code == 0);
+  const at::Tensor trained = MatFile::open(place.dir / "run" + "/results/maps.mat")->read("classification").value();
+  CHECK(read_npy(place.dir / "out" + "/classes.npy")->equal(trained.to(at::kLong)));
 }
 
 TEST_CASE("predict matches bands by wavelength where both files have them", "[apps][hsi]") {
