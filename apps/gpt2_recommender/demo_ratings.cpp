@@ -105,8 +105,8 @@ World make_world(const DemoRatingsOptions& options) {
 std::string rating_lines(const World& world, const char* separator) {
   std::string text;
   for (const Rating& r : world.ratings) {
-    text +=
-        fmt::format("{1}{0}{2}{0}{3}{0}{4}\n", separator, r.user + 1, r.item + 1, static_cast<int>(r.value), r.time);
+    text += fmt::format("{1}{0}{2}{0}{3}{0}{4}\n", separator, r.user + 1, r.item + 1, static_cast<int>(r.value),
+                        r.time.whole);
   }
   return text;
 }

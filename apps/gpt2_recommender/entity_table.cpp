@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 #include <unordered_set>
+#include <utility>
 
 #include "trainkit/core/status.h"
 
@@ -12,8 +13,8 @@ namespace trainkit::rec::detail {
 namespace {
 
 constexpr const char* kNouns[] = {"user", "item"};
-/// Smallest time taken as milliseconds. Seconds reach it in the year 5138; milliseconds passed it in 1973.
-constexpr int64_t kMilliseconds = 100'000'000'000;
+constexpr const char* kForms[] = {"none",        "seconds", "milliseconds",          "microseconds",
+                                  "nanoseconds", "dates",   "dates with a time zone"};
 
 }  // namespace
 
@@ -61,16 +62,20 @@ absl::StatusOr<int32_t> RatingsBuilder::number(int64_t line, int which, std::str
 }
 
 absl::Status RatingsBuilder::add(int64_t line, std::string_view user, std::string_view item, double value,
-                                 int64_t time) {
-  Rating row{.value = static_cast<float>(value), .time = time, .part = part_};
+                                 const ParsedTime& time) {
+  Rating row{.value = static_cast<float>(value), .time = time.time, .part = part_};
   TRAINKIT_ASSIGN_OR_RETURN(row.user, number(line, 0, user));
   TRAINKIT_ASSIGN_OR_RETURN(row.item, number(line, 1, item));
-  if (ratings_.rows.empty()) first_time_ = time;
-  if ((time >= kMilliseconds) != (first_time_ >= kMilliseconds)) {
-    return file_of(part_).bad(
-        line, "timestamp",
-        fmt::format("seconds and milliseconds are mixed (line {} has {})", lines_.front(), first_time_),
-        std::to_string(time), "one unit for the whole file");
+  if (ratings_.rows.empty()) {
+    first_form_ = time.form;
+    first_time_ = time.text;
+  }
+  if (time.form != first_form_) {
+    const auto [low, high] = std::minmax(time.form, first_form_);
+    return file_of(part_).bad(line, "timestamp",
+                              fmt::format("{} and {} are mixed (line {} has {})", kForms[static_cast<size_t>(low)],
+                                          kForms[static_cast<size_t>(high)], lines_.front(), first_time_),
+                              time.text, "one unit or form for the whole file");
   }
   ratings_.rows.push_back(row);
   lines_.push_back(line);
@@ -131,15 +136,14 @@ absl::StatusOr<double> movielens_rating(const LineFile& file, int64_t line, std:
   return rating;
 }
 
-absl::StatusOr<int64_t> rating_time(const LineFile& file, int64_t line, std::string_view text) {
-  int64_t time = 0;
-  double seconds = 0;
-  if (parse_number(text, time)) {
-    if (time >= 0) return time;
-  } else if (parse_number(text, seconds) && seconds >= 0 && seconds < 0x1p62) {  // RecBole's "timestamp:float"
-    return static_cast<int64_t>(seconds);
-  }
-  return file.bad(line, "timestamp", "not a time", text, "seconds or milliseconds since 1970");
+absl::StatusOr<ParsedTime> rating_time(const LineFile& file, int64_t line, std::string_view text) {
+  if (const auto time = parse_time(text)) return *time;
+  return file.bad(line, "timestamp", "not a time", text, "a number since 1970, or a date such as 2024-05-01T12:30:00Z");
+}
+
+absl::Status repeated_header(const LineFile& file, int64_t line, std::string_view text) {
+  return file.bad(line, "", "the names of line 1 again", text.substr(0, 80), "names in line 1 alone",
+                  "if files with names were joined, remove this line");
 }
 
 absl::Status check_fields(const LineFile& file, int64_t line, std::string_view text, size_t fields, size_t expected,

@@ -3,6 +3,7 @@
 
 #include <absl/status/status.h>
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -39,6 +40,21 @@ class EntityTable {
   std::unordered_map<std::string, size_t> by_id_;
 };
 
+/// Forms of a time. Times of different forms are not comparable.
+enum class TimeForm { kNone, kSeconds, kMilliseconds, kMicroseconds, kNanoseconds, kDate, kZonedDate };
+
+/// A time, its form and its text in the file.
+struct ParsedTime {
+  EventTime time = {};
+  TimeForm form = TimeForm::kNone;
+  std::string_view text = {};
+};
+
+/// Parses a time exactly; see read_ratings for the forms. A number is in seconds below 10^11, then in milliseconds,
+/// microseconds (from 10^14) and nanoseconds (from 10^17). nullopt for another text, for a number beyond 64 bits and
+/// for one with more than 18 decimal places.
+std::optional<ParsedTime> parse_time(std::string_view text);
+
 /// Collects the rows of one or more ratings files. Accepts any id if the table of users or items is nullptr.
 class RatingsBuilder {
  public:
@@ -48,8 +64,10 @@ class RatingsBuilder {
 
   /// Starts with the rows of `file`, which must outlive the builder. Each part has at most one file.
   void use(const LineFile& file, Part part = Part::kTrain);
-  /// Adds a rating. Errors: an id that its table lacks, and seconds mixed with milliseconds.
-  absl::Status add(int64_t line, std::string_view user, std::string_view item, double value, int64_t time);
+  /// Adds a rating. Errors: an id that its table lacks, and times of several forms.
+  absl::Status add(int64_t line, std::string_view user, std::string_view item, double value, const ParsedTime& time);
+  /// Whether a row before has this user (0) or item (1).
+  bool contains(int which, std::string_view id) const { return numbers_[which].contains(std::string(id)); }
   /// Checks the rules for all rows and returns the ratings: no duplicate pair unless pairs may repeat, at least two
   /// users and two items.
   absl::StatusOr<Ratings> finish(std::string format) &&;
@@ -66,15 +84,19 @@ class RatingsBuilder {
   std::unordered_map<std::string, int32_t> numbers_[2];
   Ratings ratings_;
   std::vector<int64_t> lines_;
-  int64_t first_time_ = 0;
+  TimeForm first_form_ = TimeForm::kNone;
+  std::string first_time_;  // its text
 };
 
 /// Parses an id of MovieLens: a whole number from 1 to 2^31 - 1. Returns it without leading zeros.
 absl::StatusOr<std::string> movielens_id(const LineFile& file, int64_t line, const char* noun, std::string_view text);
 /// Parses a rating of MovieLens: 0.5 to 5.
 absl::StatusOr<double> movielens_rating(const LineFile& file, int64_t line, std::string_view text);
-/// Parses a time: seconds or milliseconds since 1970, 0 or more. Drops the fraction of a decimal number.
-absl::StatusOr<int64_t> rating_time(const LineFile& file, int64_t line, std::string_view text);
+/// Parses a time with parse_time.
+absl::StatusOr<ParsedTime> rating_time(const LineFile& file, int64_t line, std::string_view text);
+
+/// Returns the error of a line that repeats the names of line 1, as in joined files.
+absl::Status repeated_header(const LineFile& file, int64_t line, std::string_view text);
 
 /// Checks that `fields` equals `expected`. `layout` shows the fields in the error:
 /// "UserID::MovieID::Rating::Timestamp".

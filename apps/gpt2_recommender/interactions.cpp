@@ -23,7 +23,7 @@ absl::Status bad_data(const std::string& id, const std::string& where, const std
 /// The events of one pair of user and item.
 struct Events {
   const Rating* first;
-  int64_t last_time;
+  const Rating* last;  // in time; of equal times, the later in the file
   int32_t count = 1;
 };
 
@@ -45,11 +45,11 @@ absl::StatusOr<std::vector<Events>> collect(const Ratings& ratings, double min_r
                           "each pair in one part", "");
         }
         ++pair.count;
-        pair.last_time = std::max(pair.last_time, row.time);
+        if (row.time >= pair.last->time) pair.last = &row;
         continue;
       }
     }
-    pairs.push_back({&row, row.time});
+    pairs.push_back({&row, &row});
   }
   return pairs;
 }
@@ -143,8 +143,10 @@ Split split_by_time(const Interactions& interactions) {
   Split split{"leave-one-out by time", std::vector<Part>(interactions.user.size(), Part::kTrain)};
   for (auto& rows : rows_by_user(interactions)) {
     if (rows.size() < 3) continue;
-    std::stable_sort(rows.begin(), rows.end(),
-                     [&](int64_t a, int64_t b) { return interactions.time[a] < interactions.time[b]; });
+    const auto key = [&](int64_t row) {
+      return std::pair(interactions.time[row], interactions.last_row.empty() ? row : interactions.last_row[row]);
+    };
+    std::stable_sort(rows.begin(), rows.end(), [&](int64_t a, int64_t b) { return key(a) < key(b); });
     split.parts[rows[rows.size() - 2]] = Part::kValidation;
     split.parts[rows.back()] = Part::kTest;
   }
@@ -178,7 +180,8 @@ absl::StatusOr<Interactions> filter_ratings(const Ratings& ratings, const Filter
   for (const Events& pair : pairs) {
     kept.user.push_back(renumber(pair.first->user, users, ratings.users, kept.users));
     kept.item.push_back(renumber(pair.first->item, items, ratings.items, kept.items));
-    kept.time.push_back(pair.last_time);
+    kept.time.push_back(pair.last->time);
+    if (ratings.may_repeat) kept.last_row.push_back(pair.last - ratings.rows.data());
     if (options.count_repeats) kept.count.push_back(pair.count);
     if (ratings.has_parts) kept.given_parts.push_back(pair.first->part);
   }

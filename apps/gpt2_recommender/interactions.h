@@ -17,10 +17,12 @@ namespace trainkit::rec {
 struct Interactions {
   std::vector<Entity> users = {};
   std::vector<Entity> items = {};
-  /// User, item and time of each interaction, in the order of the file.
+  /// User, item and time of each interaction, in the order of the file. The time is that of the last event.
   std::vector<int32_t> user = {};
   std::vector<int32_t> item = {};
-  std::vector<int64_t> time = {};
+  std::vector<EventTime> time = {};
+  /// Row of each pair's last event in Ratings::rows, which orders equal times. Empty: no pair repeats.
+  std::vector<int64_t> last_row = {};
   bool has_times = true;
   /// Number of events of each pair. Empty: each has one, or repeated events do not count.
   std::vector<int32_t> count = {};
@@ -64,9 +66,9 @@ struct Split {
 struct SplitOptions {
   /// "ratio": a random tenth of each user's interactions for the test and validation_share for validation, rounded as
   /// in RecBole. "leave_one_out": each user's last interaction in time for the test and the one before for validation.
-  /// Ties keep the order of the file; users with fewer than three keep all for training. Otherwise: path of a split
-  /// file. Without effect if the data have a file for each part; a missing validation part is then drawn from the
-  /// training interactions of each user.
+  /// Equal times keep the order of the file (that of the last events); users with fewer than three keep all for
+  /// training. Otherwise: path of a split file. Without effect if the data have a file for each part; a missing
+  /// validation part is then drawn from the training interactions of each user.
   std::string mode = "ratio";
   /// Above 0.
   double validation_share = 0.1;

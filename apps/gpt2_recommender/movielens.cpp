@@ -22,7 +22,10 @@ absl::Status add_ratings(const LineFile& file, std::string_view separator, const
     TRAINKIT_ASSIGN_OR_RETURN(const std::string user, movielens_id(file, line, "user", fields[0]));
     TRAINKIT_ASSIGN_OR_RETURN(const std::string item, movielens_id(file, line, "item", fields[1]));
     TRAINKIT_ASSIGN_OR_RETURN(const double rating, movielens_rating(file, line, fields[2]));
-    TRAINKIT_ASSIGN_OR_RETURN(const int64_t time, rating_time(file, line, fields[3]));
+    TRAINKIT_ASSIGN_OR_RETURN(const ParsedTime time, rating_time(file, line, fields[3]));
+    if (time.time < EventTime()) {
+      return file.bad(line, "timestamp", "not a time", fields[3], "seconds or milliseconds since 1970");
+    }
     return builder.add(line, user, item, rating, time);
   });
 }

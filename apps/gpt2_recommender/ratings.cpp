@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 
+#include "io/folder_files.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
@@ -25,41 +27,47 @@ absl::Status bad_folder(const std::string& where, const std::string& problem, co
                    absl::StatusCode::kNotFound);
 }
 
-/// Returns the names of a folder's files with one of these extensions, sorted.
-absl::StatusOr<std::vector<std::string>> files_of(const std::string& folder, std::initializer_list<const char*> kinds) {
-  std::vector<std::string> found;
+/// Returns the files of a folder with one of these extensions.
+absl::StatusOr<FolderFiles> files_of(const std::string& folder, const std::set<std::string>& kinds) {
   std::error_code error;
-  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
-    const std::string kind = at->path().extension().string();
-    if (std::find(kinds.begin(), kinds.end(), kind) != kinds.end()) found.push_back(at->path().filename().string());
-  }
+  FolderFiles found = list_files(folder, kinds, error);
   if (error) return bad_folder(folder, "cannot be read", error.message());
-  std::sort(found.begin(), found.end());
   return found;
 }
 
-/// Returns the path of the only file of these kinds, or `path` itself if it is a file.
-absl::StatusOr<std::string> find_file(const std::string& path, std::initializer_list<const char*> kinds) {
+/// Returns the path of the only file of these kinds, or `path` itself if it is a file. `note` gets what the folder has
+/// besides.
+absl::StatusOr<std::string> find_file(const std::string& path, const std::set<std::string>& kinds, std::string& note) {
   if (fs::is_regular_file(path) || path.ends_with(".inter")) return path;
-  TRAINKIT_ASSIGN_OR_RETURN(const std::vector<std::string> found, files_of(path, kinds));
+  TRAINKIT_ASSIGN_OR_RETURN(FolderFiles found, files_of(path, kinds));
+  const auto chosen = [&](const std::string& name) {
+    std::erase(found.names, name);
+    found.left_out.insert(found.left_out.begin(), found.names.begin(), found.names.end());
+    const std::string stem = fs::path(name).stem().string();  // NAME.item and NAME.user are read with NAME.inter
+    std::erase_if(found.left_out, [&](const std::string& entry) {
+      return name.ends_with(".inter") && (entry.starts_with(stem + ".item (") || entry.starts_with(stem + ".user ("));
+    });
+    note = left_out_note(found.left_out);
+    return path + "/" + name;
+  };
   for (const char* usual : {"ratings.csv", "interactions.csv"}) {
-    if (std::find(found.begin(), found.end(), usual) != found.end()) return path + "/" + usual;
+    if (std::find(found.names.begin(), found.names.end(), usual) != found.names.end()) return chosen(usual);
   }
-  if (found.empty()) return bad_folder(path, "no ratings file in this folder", "");
-  if (found.size() > 1) {
+  if (found.names.empty()) return bad_folder(path, "no ratings file in this folder", left_out_note(found.left_out));
+  if (found.names.size() > 1) {
     return bad_folder(path, fmt::format("several {} files: name one of them", fmt::join(kinds, " and ")),
-                      fmt::format("{}", fmt::join(found, ", ")));
+                      fmt::format("{}", fmt::join(found.names, ", ")));
   }
-  return path + "/" + found.front();
+  return chosen(std::string(found.names.front()));
 }
 
 /// Returns whether `path` is a table, or a folder whose only data are tables.
 absl::StatusOr<bool> is_table(const std::string& path) {
   if (path.ends_with(".inter")) return false;
   if (fs::is_regular_file(path)) return true;
-  TRAINKIT_ASSIGN_OR_RETURN(const std::vector<std::string> recbole, files_of(path, {".inter"}));
-  TRAINKIT_ASSIGN_OR_RETURN(const std::vector<std::string> tables, files_of(path, {".csv", ".tsv"}));
-  return recbole.empty() && !tables.empty();
+  TRAINKIT_ASSIGN_OR_RETURN(const FolderFiles recbole, files_of(path, {".inter"}));
+  TRAINKIT_ASSIGN_OR_RETURN(const FolderFiles tables, files_of(path, {".csv", ".tsv"}));
+  return recbole.names.empty() && !tables.names.empty();
 }
 
 /// Returns an error that names the first option of tables that differs from its default.
@@ -101,16 +109,21 @@ absl::StatusOr<Ratings> read_ratings(const std::string& path, const RatingsOptio
     TRAINKIT_ASSIGN_OR_RETURN(const bool table, is_table(path));
     format = table ? "table" : "recbole";
   }
+  std::string note;
+  const auto with_note = [&](absl::StatusOr<Ratings> ratings) {
+    if (ratings.ok() && !note.empty()) ratings->notes.push_back(path + ": " + note);
+    return ratings;
+  };
   if (format == "table") {
-    TRAINKIT_ASSIGN_OR_RETURN(const std::string table, find_file(path, {".csv", ".tsv"}));
-    return detail::read_tables(table, options);
+    TRAINKIT_ASSIGN_OR_RETURN(const std::string table, find_file(path, {".csv", ".tsv"}, note));
+    return with_note(detail::read_tables(table, options));
   }
   TRAINKIT_RETURN_IF_ERROR(check_no_table_option(options));
   const bool may_repeat = options.may_repeat.value_or(false);
   if (format == "ml-100k") return detail::read_movielens_100k(path, may_repeat);
   if (format == "ml-1m") return detail::read_movielens_1m(path, may_repeat);
-  TRAINKIT_ASSIGN_OR_RETURN(const std::string inter, find_file(path, {".inter"}));
-  return detail::read_recbole(inter, may_repeat);
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string inter, find_file(path, {".inter"}, note));
+  return with_note(detail::read_recbole(inter, may_repeat));
 }
 
 }  // namespace trainkit::rec

@@ -3,6 +3,7 @@
 
 #include <absl/status/statusor.h>
 
+#include <compare>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -13,12 +14,24 @@ namespace trainkit::rec {
 /// Part of an interaction in training and evaluation.
 enum class Part : uint8_t { kTrain, kValidation, kTest };
 
+/// A time as in its file, exact to 18 decimal places, so that times keep their order.
+struct EventTime {
+  EventTime() = default;
+  EventTime(int64_t units, int64_t decimals = 0) : whole(units), fraction(decimals) {}
+  auto operator<=>(const EventTime&) const = default;
+
+  /// Units of the file (seconds, milliseconds, ...) since 1970, rounded down; seconds for a date.
+  int64_t whole = 0;
+  /// Part of a unit in 10^-18, 0 or more.
+  int64_t fraction = 0;
+};
+
 /// One line of a ratings file.
 struct Rating {
   int32_t user = 0;  ///< Index in Ratings::users.
   int32_t item = 0;  ///< Index in Ratings::items.
   float value = 0;
-  int64_t time = 0;          ///< Seconds or milliseconds, as in the file.
+  EventTime time = {};
   Part part = Part::kTrain;  ///< Part whose file has the line, if Ratings::has_parts.
 };
 
@@ -62,8 +75,9 @@ struct TableOptions {
   /// rating, score; timestamp, time), or in a table without names columns 1 to 4 as far as there are as many. "none":
   /// the table has no ratings or no times.
   std::string user = {}, item = {}, rating = {}, time = {};
-  /// Whether line 1 has the names of the columns: yes, no, or auto: yes if a column above is a name, or if the line has
-  /// usual names of users and items.
+  /// Whether line 1 has the names of the columns: yes, no, or auto. auto: yes if a column above is a name, or if the
+  /// line has usual names of users and items. Otherwise the other lines decide, see FirstLine; where they do not, the
+  /// table is refused. A table of two columns without usual names has the users in column 1.
   std::string header = "auto";
   /// Field separator. Nothing: a comma in a .csv, else a tab.
   std::optional<char> delimiter = {};
@@ -87,13 +101,16 @@ struct RatingsOptions {
 ///   table    one .csv or .tsv, or ratings.csv or interactions.csv among several; `path` may also be a file of any
 ///   name.
 ///            A field in double quotes may contain the separator and doubled quotes.
+/// Times are numbers (seconds, milliseconds, microseconds or nanoseconds since 1970, with or without a fraction; one
+/// unit per data set), or ISO 8601 dates such as "2024-05-01T12:30:00.25+02:00" (with a time zone or without, alike in
+/// all rows).
 /// "auto" takes the first format found, in the order ml-100k, ml-1m, recbole, table.
 ///
 /// Errors, exit code 4, with file and line: those of LineFile; data.ratings for a wrong number of fields, an invalid
-/// id, rating or time, an id that the other files lack, a duplicate pair (names both lines), seconds mixed with
-/// milliseconds, fewer than two users or items; data.items and data.users likewise, and for an unknown genre, gender,
-/// age or occupation. data.missing if the folder has no such files. cli.value (exit code 2) for options of tables with
-/// another format.
+/// id, rating or time, an id that the other files lack, a duplicate pair (names both lines), times in several
+/// units or forms, a line 1 that may be names or data, fewer than two users or items; data.items and data.users
+/// likewise, and for an unknown genre, gender, age or occupation. data.missing if the folder has no such files.
+/// cli.value (exit code 2) for options of tables with another format.
 absl::StatusOr<Ratings> read_ratings(const std::string& path, const RatingsOptions& options = {});
 
 /// Size of generated ratings.

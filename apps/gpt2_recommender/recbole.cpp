@@ -58,8 +58,13 @@ using RowVisitor =
 /// Calls `visit` for every line after the header. Checks that it has as many fields as the header.
 absl::Status for_each_row(const LineFile& file, size_t columns, const RowVisitor& visit) {
   std::vector<std::string_view> fields;
+  std::string_view header;
   return file.for_each([&](int64_t line, std::string_view text) -> absl::Status {
-    if (line == 1) return absl::OkStatus();
+    if (line == 1) {
+      header = text;
+      return absl::OkStatus();
+    }
+    if (text == header) return repeated_header(file, line, text);
     split_fields(text, "\t", fields);
     TRAINKIT_RETURN_IF_ERROR(
         check_fields(file, line, text, fields.size(), columns, "the columns of the header, separated by tabs"));
@@ -129,7 +134,7 @@ absl::StatusOr<Ratings> read_recbole(const std::string& inter_path, bool may_rep
                      if (rating && !parse_number(fields[*rating], value)) {
                        return file.bad(line, "rating", "not a number", fields[*rating], "a finite number");
                      }
-                     int64_t time = 0;
+                     ParsedTime time;
                      if (timestamp) {
                        TRAINKIT_ASSIGN_OR_RETURN(time, rating_time(file, line, fields[*timestamp]));
                      }

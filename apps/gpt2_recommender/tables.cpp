@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "gpt2_recommender/entity_table.h"
+#include "gpt2_recommender/table_header.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
@@ -113,13 +114,31 @@ std::optional<size_t> find_usual(const Fields& names, const TableColumn& column)
   return std::nullopt;
 }
 
-/// Whether the first line has the names of the columns.
-bool has_header(const Fields& first, const std::vector<TableColumn>& columns, const std::string& header) {
+/// Whether the first line has the names of the columns; nullopt if the other lines decide.
+std::optional<bool> has_header(const Fields& first, const std::vector<TableColumn>& columns,
+                               const std::string& header) {
   if (header != "auto") return header == "yes";
   const bool is_named = std::any_of(columns.begin(), columns.end(), [](const TableColumn& column) {
     return !column.wanted.empty() && column.wanted != "none" && !is_number(column.wanted);
   });
-  return is_named || (find_usual(first, columns[0]) && find_usual(first, columns[1]));
+  if (is_named || (find_usual(first, columns[0]) && find_usual(first, columns[1]))) return true;
+  if (first.size() < 2) return false;
+  return std::nullopt;
+}
+
+/// Completes the columns of users and items in a table of two columns with unusual names: the other column, or the
+/// users in column 1.
+void complete_pair(const Fields& names, std::vector<TableColumn>& columns) {
+  const auto number = [&](const TableColumn& column) -> std::string {
+    if (is_number(column.wanted)) return column.wanted;
+    std::optional<size_t> at = find_usual(names, column);
+    if (!column.wanted.empty()) at = std::find(names.begin(), names.end(), column.wanted) - names.begin();
+    return at ? std::to_string(*at + 1) : "";
+  };
+  const std::string user = number(columns[0]), item = number(columns[1]);
+  if (names.size() != 2) return;
+  if (user.empty()) columns[0].wanted = item == "1" ? "2" : "1";
+  if (item.empty()) columns[1].wanted = number(columns[0]) == "1" ? "2" : "1";
 }
 
 /// Returns the position of a column; nullopt if the table does not have it.
@@ -166,9 +185,11 @@ class TableReader {
       TRAINKIT_RETURN_IF_ERROR(splitter_.split(line, text));
       const Fields& fields = splitter_.fields;
       if (line == 1) {
-        TRAINKIT_ASSIGN_OR_RETURN(const bool header, find_columns(fields));
+        TRAINKIT_ASSIGN_OR_RETURN(const bool header, find_columns(fields, builder));
+        if (header) names_ = text;
         if (header) return absl::OkStatus();
       }
+      if (!names_.empty() && text == names_) return repeated_header(file_, line, text);
       TRAINKIT_RETURN_IF_ERROR(
           check_fields(file_, line, text, fields.size(), width_, "as many as line 1; see --csv_delimiter"));
       return add(line, fields, builder);
@@ -177,17 +198,59 @@ class TableReader {
 
   bool has_values() const { return at_[2].has_value(); }
   bool has_times() const { return at_[3].has_value(); }
+  /// What the run says about line 1; empty if its names are usual ones.
+  const std::string& note() const { return note_; }
 
  private:
   /// Returns whether the line has names.
-  absl::StatusOr<bool> find_columns(const Fields& first) {
-    const std::vector<TableColumn> columns = columns_of(options_);
-    const bool header = has_header(first, columns, options_.header);
+  absl::StatusOr<bool> find_columns(const Fields& first, const RatingsBuilder& builder) {
+    std::vector<TableColumn> columns = columns_of(options_);
     width_ = first.size();
+    const std::optional<bool> said = has_header(first, columns, options_.header);
+    bool header = said.value_or(false);
+    if (!said) {
+      TRAINKIT_ASSIGN_OR_RETURN(header, judge(first, columns, builder));
+    }
+    const bool is_usual = (!columns[0].wanted.empty() || find_usual(first, columns[0])) &&
+                          (!columns[1].wanted.empty() || find_usual(first, columns[1]));
+    if (header) complete_pair(first, columns);
     for (size_t i = 0; i < columns.size(); ++i) {
       TRAINKIT_ASSIGN_OR_RETURN(at_[i], locate(file_, first, header, columns[i], i));
     }
+    if (header && (!said || !is_usual)) {
+      note_ = fmt::format("{}: line 1 has the names of the columns: users are '{}', items are '{}'", file_.path(),
+                          file_.to_utf8(first[*at_[0]]), file_.to_utf8(first[*at_[1]]));
+      if (!said) note_ += " (--header no: line 1 is data)";
+    }
     return header;
+  }
+
+  /// Returns whether line 1 has names, from the other lines.
+  absl::StatusOr<bool> judge(const Fields& first, const std::vector<TableColumn>& columns,
+                             const RatingsBuilder& builder) const {
+    size_t at[2] = {0, 1};
+    for (size_t which : {0, 1}) {
+      int64_t number = 0;
+      if (parse_number(columns[which].wanted, number) && number >= 1) at[which] = static_cast<size_t>(number - 1);
+    }
+    if (std::max(at[0], at[1]) >= first.size()) return false;  // locate() reports it
+    FirstLine line_1(first, at[0], at[1]);
+    for (size_t which : {0, 1}) {
+      if (find_usual(first, columns[which])) line_1.see_usual_name();
+      const bool is_known = builder.contains(static_cast<int>(which), file_.to_utf8(trimmed(first[at[which]])));
+      if (is_known) line_1.see_known_id();
+    }
+    RowSplitter splitter(splitter_);
+    const absl::Status read = file_.for_each([&](int64_t line, std::string_view text) -> absl::Status {
+      if (line == 1 || text.empty()) return absl::OkStatus();
+      TRAINKIT_RETURN_IF_ERROR(splitter.split(line, text));
+      line_1.see(splitter.fields);
+      return line_1.is_settled() ? absl::CancelledError() : absl::OkStatus();
+    });
+    if (!read.ok() && !absl::IsCancelled(read)) return read;
+    if (line_1.verdict() != FirstLine::Verdict::kUnclear) return line_1.verdict() == FirstLine::Verdict::kNames;
+    return file_.bad(1, "", "is either the names of the columns or data", fmt::format("{}", fmt::join(first, ", ")), "",
+                     "--header yes for names, --header no for data");
   }
 
   absl::StatusOr<std::string> id(int64_t line, const char* noun, std::string_view text) const {
@@ -205,7 +268,7 @@ class TableReader {
     if (has_values() && !parse_number(trimmed(fields[*at_[2]]), value)) {
       return file_.bad(line, "rating", "not a number", fields[*at_[2]], "a finite number; see --rating_column", hint);
     }
-    int64_t time = 0;
+    ParsedTime time;
     if (has_times()) {
       TRAINKIT_ASSIGN_OR_RETURN(time, rating_time(file_, line, trimmed(fields[*at_[3]])));
     }
@@ -215,6 +278,8 @@ class TableReader {
   const LineFile& file_;
   const TableOptions& options_;
   RowSplitter splitter_;
+  std::string names_;  // line 1 if it has names
+  std::string note_;
   size_t width_ = 0;
   std::optional<size_t> at_[4];  // user, item, rating, time
 };
@@ -225,6 +290,7 @@ absl::StatusOr<Ratings> read_tables(const std::string& path, const RatingsOption
   std::list<LineFile> files;
   RatingsBuilder builder(nullptr, nullptr, options.may_repeat.value_or(true));
   bool has_values = true, has_times = true;
+  std::vector<std::string> notes;
   const std::pair<Part, std::string> parts[] = {
       {Part::kTrain, path}, {Part::kValidation, options.validation}, {Part::kTest, options.test}};
   for (const auto& [part, name] : parts) {
@@ -236,10 +302,12 @@ absl::StatusOr<Ratings> read_tables(const std::string& path, const RatingsOption
     TRAINKIT_RETURN_IF_ERROR(reader.add_rows(builder));
     has_values = has_values && reader.has_values();
     has_times = has_times && reader.has_times();
+    if (!reader.note().empty()) notes.push_back(reader.note());
   }
   TRAINKIT_ASSIGN_OR_RETURN(Ratings ratings, std::move(builder).finish("table"));
   ratings.has_values = has_values;
   ratings.has_times = has_times;
+  ratings.notes.insert(ratings.notes.end(), notes.begin(), notes.end());
   ratings.has_parts = !options.test.empty();
   ratings.has_validation = !options.validation.empty();
   return ratings;

@@ -43,7 +43,7 @@ std::string rows_of(const Ratings& ratings) {
   for (const Rating& row : ratings.rows) {
     text += (text.empty() ? "" : "; ") + ratings.users[static_cast<size_t>(row.user)].id + " " +
             ratings.items[static_cast<size_t>(row.item)].id + " " + std::to_string(static_cast<int>(row.value)) + " " +
-            std::to_string(row.time);
+            std::to_string(row.time.whole);
   }
   return text;
 }
@@ -109,14 +109,16 @@ TEST_CASE("Quoted fields may contain the separator and quotes", "[apps][rec][tab
 }
 
 TEST_CASE("The table of a folder is found: the only one, or ratings.csv", "[apps][rec][tables]") {
-  const Table table("a,x\nb,y\n");
+  const Table table("a,x\nb,y\na,y\n");
   CHECK(must(read_ratings(table.dir.path().string())).path.ends_with("events.csv"));
   std::ofstream(table.dir / "movies.csv") << "movieId,title\n";
   const auto several = read_ratings(table.dir.path().string());
   CHECK_THAT(error_line(several.status()), Catch::Contains("several .csv and .tsv files: name one of them") &&
                                                Catch::Contains("events.csv, movies.csv"));
   std::ofstream(table.dir / "ratings.csv") << "userId,movieId,rating,timestamp\n1,2,3.5,4\n2,3,4,5\n";
-  CHECK(must(read_ratings(table.dir.path().string())).path.ends_with("ratings.csv"));
+  const Ratings usual = must(read_ratings(table.dir.path().string()));
+  CHECK(usual.path.ends_with("ratings.csv"));
+  CHECK_THAT(usual.notes.at(0), Catch::Contains("2 entries left out: events.csv, movies.csv"));
 }
 
 TEST_CASE("Every bad line of a table is reported with its number and the problem", "[apps][rec][tables]") {
@@ -128,15 +130,90 @@ TEST_CASE("Every bad line of a table is reported with its number and the problem
   CHECK_THAT(Table("a,\"x\nb,y\n").error(), Catch::Contains("events.csv:1: a quote is not closed on its line"));
   CHECK_THAT(Table("a,\"x\"y\nb,y\n").error(), Catch::Contains("events.csv:1: text after a closing quote"));
   CHECK_THAT(Table("a\nb\n").error(), Catch::Contains("item: too few columns"));
-  CHECK_THAT(Table("a,x\nb,y\n").error({.user = "3"}),
+  CHECK_THAT(Table("a,x\nb,y\na,y\n").error({.user = "3"}),
              Catch::Contains("user: no column 3 (got 'a, x', expected 1 to 2)"));
   CHECK_THAT(Table("u,i\nb,y\n").error({.user = "user", .item = "i"}),
              Catch::Contains("user: no column user (got 'u, i'"));
-  CHECK_THAT(Table("u,i\nb,y\n").error({.header = "yes"}), Catch::Contains("user: no column with a usual name"));
+  CHECK_THAT(Table("u,i,n\nb,y,1\n").error({.header = "yes"}), Catch::Contains("user: no column with a usual name"));
   CHECK_THAT(Table("user,item\na,\"x\ty\"\n").error(), Catch::Contains("item: an id contains a tab"));
-  // A header that is not recognised is reported at its first number.
   const auto unknown = Table("shopper,thing,amount\na,x,5\n").read();
-  CHECK(error_of(unknown.status())->hint == "if line 1 has the names of the columns: --header yes");
+  CHECK(error_of(unknown.status())->hint == "name the column with --user_column, or give its number");
+  CHECK_THAT(Table("user,item\na,x\nuser,item\nb,y\n").error(),
+             Catch::Contains("events.csv:3: the names of line 1 again"));
+}
+
+TEST_CASE("A first line that cannot be data has the names of the columns; an unclear one is an error with the flag",
+          "[apps][rec][tables]") {
+  const std::string ids = "u0,i19\nu1,i8\nu0,i11\n", names = "ann,heat\nbob,alien\nann,alien\n";
+  const auto pairs = [](const std::string& text, const TableOptions& options = {}) {
+    return rows_of(must(Table(text).read(options)));
+  };
+  const std::string expected = "u0 i19 1 0; u1 i8 1 0; u0 i11 1 0";
+  CHECK(pairs("viewer,film\n" + ids) == expected);
+  CHECK(pairs("viewer,movieId\n" + ids) == expected);
+  CHECK(pairs("movieId,viewer\ni19,u0\ni8,u1\ni11,u0\n") == expected);
+  CHECK(pairs("col1,col2\n1,10\n2,20\n1,30\n") == "1 10 1 0; 2 20 1 0; 1 30 1 0");
+  CHECK(pairs("viewer,film\n" + names, {.header = "yes"}) == "ann heat 1 0; bob alien 1 0; ann alien 1 0");
+  CHECK(must(Table("viewer,film\n" + ids).read()).notes.at(0).find("users are 'viewer', items are 'film'") !=
+        std::string::npos);
+  CHECK(must(Table("user_id,item_id\n" + ids).read()).notes.empty());
+  // Data: an id that is in another line, or a number.
+  CHECK(pairs(ids) == expected);
+  CHECK(pairs(names) == "ann heat 1 0; bob alien 1 0; ann alien 1 0");
+  CHECK(pairs("ann,x9,4\nb2,x1,5\nc3,x2,3\n", {.header = "no"}) == "ann x9 4 0; b2 x1 5 0; c3 x2 3 0");
+  CHECK(pairs("7,8\n1,2\n3,4\n") == "7 8 1 0; 1 2 1 0; 3 4 1 0");
+  // Unclear.
+  for (const std::string& text :
+       {"viewer,film\n" + names, std::string("ann,x9,4\nb2,x1,5\nc3,x2,3\n"), std::string("0,1,2\na,x,5\nb,y,3\n")}) {
+    const auto refused = Table(text).read();
+    INFO(text);
+    CHECK(error_of(refused.status())->problem == "is either the names of the columns or data");
+    CHECK(error_of(refused.status())->hint == "--header yes for names, --header no for data");
+  }
+  // Three columns without usual names.
+  CHECK_THAT(Table("when,viewer,film\n5,u0,i19\n6,u1,i8\n").error(), Catch::Contains("no column with a usual name"));
+}
+
+TEST_CASE("Every form of a time keeps its order", "[apps][rec][tables]") {
+  const auto order = [](const std::vector<std::string>& ascending) {
+    for (size_t i = 0; i + 1 < ascending.size(); ++i) {
+      INFO(ascending[i] << " before " << ascending[i + 1]);
+      const auto ratings =
+          must(Table("user,item,time\na,x," + ascending[i] + "\nb,y," + ascending[i + 1] + "\n").read());
+      CHECK(ratings.rows[0].time < ratings.rows[1].time);
+    }
+  };
+  order({"-2.5", "-2", "-1.75", "-1.7", "0", "1e-3", "0.5", "1600000000", "1600000000.0000001", "1600000000.919",
+         "1.600000001e9"});
+  order({"1600000000000000000", "1600000000000000001", "1600000000000000001.5", "9223372036854775807"});
+  order({"1600000000000.25", "1600000000000.5"});
+  order({"1600000000000001", "1600000000000002"});
+  order({"1969-12-31", "2024-05-01 12:30", "2024-05-01T12:30:00.000001", "2024-05-01T12:30:00.25", "2024-05-01T12:31"});
+  order({"2024-05-01T12:30:00+02:00", "2024-05-01T11:30:00.5Z", "2024-05-01 10:30:01-0130", "2024-05-01 13:00:00 UTC"});
+  const auto error = [](const std::string& a, const std::string& b) {
+    return Table("user,item,time\na,x," + a + "\nb,y," + b + "\n").error();
+  };
+  CHECK_THAT(error("1600000000000", "1600000000000000"), Catch::Contains("milliseconds and microseconds are mixed"));
+  CHECK_THAT(error("2024-05-01", "1600000000"), Catch::Contains("seconds and dates are mixed (line 2 has 2024-05-01)"));
+  CHECK_THAT(error("2024-05-01T10:00", "2024-05-01T10:00Z"), Catch::Contains("dates and dates with a time zone"));
+  for (const char* bad : {"2024-02-30", "01/05/2024", "2024-05-01T25:00", "99999999999999999999", "1e400", "1.2.3", "",
+                          "2024-05-01T10:00+2", "0.1234567890123456789"}) {
+    INFO(bad);
+    CHECK_THAT(error("1", bad), Catch::Contains("timestamp: not a time"));
+  }
+}
+
+TEST_CASE("leave_one_out takes a user's latest event; of equal times, the later line", "[apps][rec][tables]") {
+  const auto test_item = [](const std::string& rows) {
+    const std::string other = "v,x,1\nv,y,2\nv,z,3\n";
+    const Interactions data = filter_ratings(must(Table("user,item,time\n" + rows + other).read())).value();
+    const Split split = make_split(data, {.mode = "leave_one_out"}).value();
+    const auto at = std::find(split.parts.begin(), split.parts.end(), Part::kTest) - split.parts.begin();
+    return data.items[static_cast<size_t>(data.item[static_cast<size_t>(at)])].id;
+  };
+  CHECK(test_item("u,x,1600000000.9\nu,y,1600000000.25\nu,z,1600000000.5\n") == "x");
+  CHECK(test_item("u,x,5\nu,y,5\nu,z,5\n") == "z");
+  CHECK(test_item("u,x,1\nu,y,5\nu,z,5\nu,x,5\n") == "x");  // the last event of x is the last line
 }
 
 TEST_CASE("Repeated events are one interaction, and are counted or refused on request", "[apps][rec][tables]") {
@@ -145,7 +222,7 @@ TEST_CASE("Repeated events are one interaction, and are counted or refused on re
   const Interactions merged = filter_ratings(ratings).value();
   CHECK(merged.size() == 3);
   CHECK(merged.count.empty());
-  CHECK((merged.time == std::vector<int64_t>{400, 200, 50}));
+  CHECK((merged.time == std::vector<EventTime>{400, 200, 50}));
   const Interactions counted = filter_ratings(ratings, {.count_repeats = true}).value();
   CHECK((counted.count == std::vector<int32_t>{3, 1, 1}));
   CHECK(counted.digest() != merged.digest());
