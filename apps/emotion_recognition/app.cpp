@@ -5,6 +5,7 @@
 #include "emotion_recognition/results.h"
 #include "trainkit/app/app.h"
 #include "trainkit/core/status.h"
+#include "trainkit/train/checkpoint.h"
 
 namespace trainkit::emotion {
 
@@ -43,6 +44,11 @@ absl::Status EmotionApp::check_options(const ConfigParser& parser, const RunOpti
 absl::StatusOr<TrainingTask> EmotionApp::open(RunContext& context) {
   TRAINKIT_ASSIGN_OR_RETURN(session_, Session::open(context.run, options_, context.repeat));
   RunFacts description = session_->describe(context.run);
+  if (!context.run.resume.empty()) {
+    const auto checkpoint = resolve_checkpoint(context.run.resume, context.run.output_dir);
+    const std::string note = checkpoint.ok() ? describe_other_sound(*checkpoint, options_) : "";
+    if (!note.empty()) description.emplace_back("note", note);
+  }
   if (context.run.dry_run) {
     for (const auto& fact : session_->describe_cache()) description.push_back(fact);
   }
@@ -69,6 +75,7 @@ absl::StatusOr<int> EmotionApp::prepare(RunContext& context, TrainingTask& task)
 }
 
 void EmotionApp::configure(RunContext&, TrainerOptions& options, DeviceReplicator&) {
+  if (has_sound(options_)) options.config["sound"] = std::string(kSoundMix);
   options.monitor = "weighted_f1";
   options.monitor_higher_is_better = true;
 }

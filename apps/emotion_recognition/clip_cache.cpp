@@ -196,6 +196,7 @@ void RememberedClips::read_json(const std::string& text, const std::string& orig
 
 std::string origin_of(const ClipDataset& clips) {
   std::string text = media_libraries() + "\n" + options_text(clips.options());
+  if (clips.options().modality != Modality::kVisual) text += std::string("sound: ") + kSoundMix + "\n";
   for (const Clip& clip : clips.list().clips) {
     struct stat info {};
     const bool there = ::stat(clip.path.c_str(), &info) == 0;

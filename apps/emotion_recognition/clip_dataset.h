@@ -26,6 +26,10 @@ struct ClipDatasetOptions {
   MediaOptions media = {};
 };
 
+/// How the channels of sound are mixed, for caches and checkpoints. Earlier versions used FFmpeg's matrix, which gives
+/// clips of several channels another amplitude.
+inline constexpr char kSoundMix[] = "mean of the channels";
+
 /// Decodes clip i of a list as row i, each time it is read. Fields, in this order, without those of an unused modality:
 ///
 ///   frames     (N, H, W, 3) uint8, red, green, blue

@@ -1,7 +1,6 @@
 #include "emotion_recognition/predict.h"
 
 #include <ATen/ops/softmax.h>
-#include <absl/strings/ascii.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,12 +11,14 @@
 
 #include "emotion_recognition/clip_windows.h"
 #include "emotion_recognition/session.h"
+#include "io/folder_files.h"
 #include "trainkit/app/placement.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/csv.h"
 #include "trainkit/io/mapped_file.h"
+#include "trainkit/train/checkpoint.h"
 
 namespace trainkit::emotion {
 namespace {
@@ -53,7 +54,7 @@ std::vector<PredictedRow> rows_of(const ClipList& list, const ClipDatasetOptions
       continue;
     }
     const std::string& path = list.clips[static_cast<size_t>(clip)].path;
-    const auto whole = clip_seconds(path, options.media);
+    const auto whole = clip_seconds(path, options.media, options.modality);
     if (!whole.ok()) {
       rows.push_back({.window = {.clip = clip}, .error = reason_of(error_line(whole.status()), path)});
       continue;
@@ -140,7 +141,8 @@ absl::Status write_probabilities(const std::string& path, const ClipList& list, 
 absl::StatusOr<int> predict_clips(TrainedRun& run, const EmotionOptions& options, const PredictOptions& asked) {
   if (run.words.empty()) return bad_word("CLIP", "not given", "clips, or a folder of clips");
   TRAINKIT_ASSIGN_OR_RETURN(const auto labels, read_labels(run, options));
-  TRAINKIT_ASSIGN_OR_RETURN(const auto paths, find_clips(run.words));
+  std::vector<std::string> notes;
+  TRAINKIT_ASSIGN_OR_RETURN(const auto paths, find_clips(run.words, notes));
   ClipList list{.csv = "the command line", .folder = ".", .labels = labels, .clips = {}};
   for (const std::string& path : paths) list.clips.push_back({.path = path});
   constexpr double kShortestWindow = 0.04;  // a frame of a video with 25 frames per second
@@ -161,7 +163,11 @@ absl::StatusOr<int> predict_clips(TrainedRun& run, const EmotionOptions& options
          .problem = paths.size() == 1 ? rows.front().error : "none of the clips can be read: " + rows.front().error});
   }
   if (!asked.out.empty()) TRAINKIT_RETURN_IF_ERROR(write_probabilities(asked.out, list, rows, windows));
+  const auto checkpoint = resolve_checkpoint("latest", run.weights.run);
+  const std::string sound = checkpoint.ok() ? describe_other_sound(*checkpoint, options) : "";
+  if (!sound.empty()) notes.push_back(sound);
   print_table(list, rows, windows);
+  for (const std::string& note : notes) print_line(escape_text(note, 300));
   if (!asked.out.empty()) print_line("wrote " + asked.out);
   return 0;
 }
@@ -194,7 +200,8 @@ absl::Status save_labels(const std::string& path, const std::vector<std::string>
       Fs::posix(), path, nlohmann::json(labels).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
-absl::StatusOr<std::vector<std::string>> find_clips(const std::vector<std::string>& words) {
+absl::StatusOr<std::vector<std::string>> find_clips(const std::vector<std::string>& words,
+                                                    std::vector<std::string>& notes) {
   static const std::set<std::string> kinds = {".mp4",  ".m4v", ".mov", ".m4a",  ".mkv",
                                               ".webm", ".avi", ".wav", ".flac", ".mp3"};
   std::vector<std::string> clips;
@@ -204,21 +211,18 @@ absl::StatusOr<std::vector<std::string>> find_clips(const std::vector<std::strin
       clips.push_back(word);
       continue;
     }
-    std::vector<std::string> found;
-    for (fs::directory_iterator at(word, error), end; !error && at != end; at.increment(error)) {
-      const std::string kind = absl::AsciiStrToLower(at->path().extension().string());
-      if (kinds.contains(kind) && !at->path().filename().string().starts_with("."))
-        found.push_back(at->path().string());
-    }
-    if (error || found.empty()) {
+    const FolderFiles found = list_files(word, kinds, error);
+    const std::string note = left_out_note(found.left_out);
+    if (!note.empty()) notes.push_back(word + ": " + note);
+    if (error || found.names.empty()) {
       return to_status({.exit_code = ExitCode::kData,
                         .id = "data.empty",
                         .where = word,
                         .problem = error ? "cannot be read: " + error.message() : "no clips in this folder",
+                        .got = note,
                         .expected = "files such as .mp4, .mkv, .wav or .flac"});
     }
-    std::sort(found.begin(), found.end());
-    clips.insert(clips.end(), found.begin(), found.end());
+    for (const std::string& name : found.names) clips.push_back((fs::path(word) / name).string());
   }
   return clips;
 }

@@ -21,8 +21,10 @@ absl::StatusOr<std::vector<std::string>> load_labels(const std::string& path);
 absl::StatusOr<std::vector<std::string>> read_labels(const TrainedRun& run, const EmotionOptions& options);
 
 /// Returns the clips that the words of a command name: files, and the media files in folders, sorted by name. A word
-/// without a file is kept, since it is listed as unreadable. data.empty (exit code 4) for a folder without clips.
-absl::StatusOr<std::vector<std::string>> find_clips(const std::vector<std::string>& words);
+/// without a file is kept, since it is listed as unreadable. `notes` gets a line for each folder with entries that are
+/// left out. data.empty (exit code 4) for a folder without clips.
+absl::StatusOr<std::vector<std::string>> find_clips(const std::vector<std::string>& words,
+                                                    std::vector<std::string>& notes);
 
 /// Returns the command. `options` are those that app.add_flags binds.
 AppCommand predict_command(App& app, const EmotionOptions& options);

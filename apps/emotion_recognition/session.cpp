@@ -12,6 +12,7 @@
 #include "io/model_weights.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/processors.h"
+#include "trainkit/core/state_dict.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/adapters.h"
 #include "trainkit/io/weight_file.h"
@@ -288,6 +289,16 @@ RunFacts Session::describe(const RunOptions& run) const {
   if (std::string none = missing_classes(train_->list()); !none.empty())
     facts.emplace_back("warning:", std::move(none));
   return facts;
+}
+
+bool has_sound(const EmotionOptions& options) { return modality_of(options) != Modality::kVisual; }
+
+std::string describe_other_sound(const CheckpointPath& checkpoint, const EmotionOptions& options) {
+  const auto state = load_checkpoint_state(checkpoint);
+  if (!has_sound(options) || !state.ok()) return {};
+  if (get_state<std::string>(sub_state(*state, "config"), "sound").ok()) return {};
+  return "sound of several channels is now their mean; the run was trained with FFmpeg's mix of an earlier version, "
+         "which was louder (mono clips are unchanged)";
 }
 
 at::Tensor class_scores(EmotionModel& model, const Batch& batch) {

@@ -17,6 +17,7 @@
 #include "trainkit/app/placement.h"
 #include "trainkit/logging/summary.h"
 #include "trainkit/optim/optimizer.h"
+#include "trainkit/train/checkpoint.h"
 #include "trainkit/train/loss.h"
 #include "trainkit/train/step_memory.h"
 
@@ -93,6 +94,13 @@ class Session {
   FoldRows fold_rows_;
   int64_t fold_ = 0;
 };
+
+/// Whether the model hears the clips.
+bool has_sound(const EmotionOptions& options);
+
+/// Returns a sentence if the checkpoint is of an earlier version that mixed the channels of sound otherwise, see
+/// kSoundMix; empty if not.
+std::string describe_other_sound(const CheckpointPath& checkpoint, const EmotionOptions& options);
 
 /// Returns class scores (B, C) of a batch. The batch needs only the fields of the model's modality.
 at::Tensor class_scores(EmotionModel& model, const Batch& batch);

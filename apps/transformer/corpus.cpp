@@ -93,6 +93,7 @@ absl::StatusOr<TokenizedText> tokenize(const Text& text, const Tokenizer& tokeni
                        .bytes = static_cast<int64_t>(text.content.size()),
                        .crlf = text.crlf,
                        .empty_documents = text.empty_documents,
+                       .left_out = text.left_out,
                        .tokens = *std::move(tokens)};
 }
 

@@ -63,6 +63,8 @@ struct TokenizedText {
   int64_t bytes = 0;
   int64_t crlf = 0;
   int64_t empty_documents = 0;
+  /// See Text::left_out.
+  std::vector<std::string> left_out = {};
   TokenFile tokens;
   /// Tokens [0, train_tokens) are for training, the rest for validation.
   int64_t train_tokens = 0;

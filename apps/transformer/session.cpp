@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <set>
 
+#include "io/folder_files.h"
 #include "trainkit/app/app.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
@@ -153,6 +154,7 @@ std::string describe_findings(const TokenizedText& text, const TransformerOption
                             options.normalize_newlines ? " converted to LF" : " (--normalize_newlines converts them)");
   }
   if (text.empty_documents > 0) findings += fmt::format("; {} empty documents skipped", text.empty_documents);
+  if (const std::string note = left_out_note(text.left_out); !note.empty()) findings += "; " + note;
   return findings;
 }
 

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "core/utf8.h"
+#include "io/folder_files.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
@@ -33,17 +34,16 @@ bool is_invisible(uint32_t c) {
          (c >= 0x2028 && c <= 0x202f) || (c >= 0x205f && c <= 0x206f) || c == 0x3000 || c == 0xfeff;
 }
 
-/// Returns the regular files of `folder`, sorted by name.
-absl::StatusOr<std::vector<std::string>> files_of(const std::string& folder) {
-  std::vector<std::string> files;
+/// Returns the files of `folder`, with their paths.
+absl::StatusOr<FolderFiles> files_of(const std::string& folder) {
   std::error_code error;
-  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
-    const bool hidden = at->path().filename().string().starts_with(".");
-    if (!hidden && at->symlink_status().type() == fs::file_type::regular) files.push_back(at->path().string());
-  }
+  FolderFiles files = list_files(folder, {}, error);
   if (error) return bad_text("data.unreadable", folder, "cannot be read", error.message(), "a folder of text files");
-  if (files.empty()) return bad_text("data.empty", folder, "no file in this folder", "", "a folder of text files");
-  std::sort(files.begin(), files.end());
+  if (files.names.empty()) {
+    return bad_text("data.empty", folder, "no file in this folder", left_out_note(files.left_out),
+                    "a folder of text files");
+  }
+  for (std::string& name : files.names) name = (fs::path(folder) / name).string();
   return files;
 }
 
@@ -59,6 +59,7 @@ int64_t count_crlf(std::string_view text) {
 absl::Status append_file(const std::string& path, const TextOptions& options, TextWriter& writer, Text& text) {
   TRAINKIT_ASSIGN_OR_RETURN(const auto map, MappedFile::open(path));
   const std::string_view content = skip_byte_order_mark(map->text());
+  if (content.empty()) text.left_out.push_back(split_path(path).second + " (empty)");
   if (is_jsonl(path)) {
     const auto take = [&](const std::string& document) {
       text.crlf += count_crlf(document);
@@ -101,8 +102,11 @@ absl::StatusOr<Text> prepare(std::string name, const std::vector<std::string>& f
 }
 
 absl::StatusOr<Text> open_folder(const std::string& folder, const TextOptions& options, const std::string& prepared) {
-  TRAINKIT_ASSIGN_OR_RETURN(const auto files, files_of(folder));
-  return prepare(fmt::format("{} ({} files)", folder, files.size()), files, options, prepared);
+  TRAINKIT_ASSIGN_OR_RETURN(const FolderFiles files, files_of(folder));
+  TRAINKIT_ASSIGN_OR_RETURN(
+      Text text, prepare(fmt::format("{} ({} files)", folder, files.names.size()), files.names, options, prepared));
+  text.left_out.insert(text.left_out.end(), files.left_out.begin(), files.left_out.end());
+  return text;
 }
 
 /// Opens a plain text file. It is converted only if that changes it.

@@ -43,17 +43,19 @@ struct Text {
   int64_t crlf = 0;
   /// Documents without a character, which are skipped.
   int64_t empty_documents = 0;
+  /// Entries of a folder that are left out, with the reason: "b (a folder)".
+  std::vector<std::string> left_out = {};
 
   /// Digest of the content; of the ends of its documents too if there are any.
   std::string digest() const;
 };
 
 /// Opens a text. `input` is a text file, a .jsonl file (each line an object; its field has one document), or a folder
-/// whose files (no links, no hidden files) are joined in the order of their names. Empty: Debian's licence texts in
-/// /usr/share/common-licenses or, if there are none, generated text (demo_text.h). A text that cannot be used as it is
-/// on the disk is written to `prepared` first. Blocks. Errors (exit code 4): those of MappedFile::open; data.encoding
-/// for a text that is not UTF-8 or contains NUL, data.empty for one without a visible character, each with file and
-/// offset; data.jsonl with file and line; exit code 6 if `prepared` cannot be written.
+/// whose files are joined in the order of their names (see list_files; a link is read as the file that it points to).
+/// Empty: Debian's licence texts in /usr/share/common-licenses or, if there are none, generated text (demo_text.h). A
+/// text that cannot be used as it is on the disk is written to `prepared` first. Blocks. Errors (exit code 4): those of
+/// MappedFile::open; data.encoding for a text that is not UTF-8 or contains NUL, data.empty for one without a visible
+/// character, each with file and offset; data.jsonl with file and line; exit code 6 if `prepared` cannot be written.
 absl::StatusOr<Text> open_text(const std::string& input, const TextOptions& options, const std::string& prepared);
 
 /// Adds the file to an error about a text, before the position in it. Other errors stay.

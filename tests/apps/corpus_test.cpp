@@ -2,11 +2,13 @@
 
 #include <sys/stat.h>
 
+#include <catch2/catch.hpp>
 #include <filesystem>
 #include <fstream>
 
 #include "test_util.h"
 #include "transformer/demo_text.h"
+#include "transformer/session.h"
 
 using namespace trainkit;
 using namespace trainkit::transformer;
@@ -55,23 +57,36 @@ TEST_CASE("A text file is tokenized, and its last tenth becomes the validation s
   CHECK(tokenized == 2);
 }
 
-TEST_CASE("The files of a folder are joined in order of their names, except links, folders and hidden files",
+TEST_CASE("The files of a folder and its linked files are joined in order of their names; what is left out is listed",
           "[apps][corpus]") {
   const test::TempDir folder;
   const test::TempDir cache;
+  const test::TempDir elsewhere;
+  namespace fs = std::filesystem;
   write(folder / "b", "second text, without a line end");
   write(folder / "a",
         "\xef\xbb\xbf"
         "first text\n");  // with a byte order mark
   write(folder / ".hidden", "x");
   write(folder / "c", "");
-  std::filesystem::create_directory(folder / "d");
-  std::filesystem::create_symlink(folder / "a", folder / "e");
+  fs::create_directory(folder / "d");
+  fs::create_symlink(folder / "a", folder / "e");
+  fs::create_symlink(write(elsewhere / "linked", "a linked text"), folder / "aa");
+  fs::create_symlink(elsewhere.path(), folder / "f");
+  fs::create_symlink(folder / "none", folder / "g");
+  fs::create_symlink("h", folder / "h");
+  REQUIRE(::mkfifo((folder / "i").c_str(), 0600) == 0);
   const Corpus corpus =
       prepare_corpus({.inputs = {{folder.path().string()}}, .cache_dir = cache.path().string(), .block_size = 4})
           .value();
-  CHECK(text_of(corpus) == "first text\nsecond text, without a line end\n");
-  CHECK(corpus.texts[0].source == folder.path().string() + " (3 files)");
+  CHECK(text_of(corpus) == "first text\na linked text\nsecond text, without a line end\n");
+  CHECK(corpus.texts[0].source == folder.path().string() + " (4 files)");
+  CHECK(corpus.texts[0].left_out == std::vector<std::string>{"c (empty)", ".hidden (hidden)", "d (a folder)",
+                                                             "e (a link to the file of a)", "f (a link to a folder)",
+                                                             "g (a link without a target)",
+                                                             "h (a link without a target)", "i (no regular file)"});
+  CHECK_THAT(describe_findings(corpus.texts[0], {}),
+             Catch::Contains("8 entries left out: c (empty), .hidden (hidden), d (a folder) and 5 more"));
 }
 
 TEST_CASE("Without input the demonstration text is used", "[apps][corpus]") {

@@ -36,6 +36,36 @@ int64_t decoded_for(const std::string& path, std::vector<int64_t> wanted) {
   return *count;
 }
 
+/// A WAV file of `channels` (C, T) at 16 kHz, as int16 or float32, with a mask of speaker positions.
+std::string wav(const at::Tensor& channels, bool is_float, int64_t mask) {
+  const auto count = static_cast<uint32_t>(channels.size(0)), bits = is_float ? 32U : 16U;
+  at::Tensor values = channels.t().contiguous();
+  if (!is_float) values = values.mul(32767).round().to(at::kShort);
+  std::string text;
+  const auto put = [&](uint32_t value, int bytes) {
+    for (int i = 0; i < bytes; ++i) text += static_cast<char>(value >> (8 * i) & 0xff);
+  };
+  const auto size = static_cast<uint32_t>(values.nbytes());
+  text += "RIFF";
+  put(60 + size, 4);
+  text += "WAVEfmt ";
+  put(40, 4);
+  put(0xfffe, 2);  // WAVE_FORMAT_EXTENSIBLE
+  put(count, 2);
+  put(16'000, 4);
+  put(16'000 * count * bits / 8, 4);
+  put(count * bits / 8, 2);
+  put(bits, 2);
+  put(22, 2);
+  put(bits, 2);
+  put(static_cast<uint32_t>(mask), 4);
+  put(is_float ? 3 : 1, 2);
+  text += std::string("\x00\x00\x00\x00\x10\x00\x80\x00\x00\xaa\x00\x38\x9b\x71", 14);
+  text += "data";
+  put(size, 4);
+  return text.append(static_cast<const char*>(values.const_data_ptr()), size);
+}
+
 /// Captures stderr during its lifetime.
 class StderrCapture {
  public:
@@ -167,6 +197,59 @@ TEST_CASE("A tone is decoded at its position and resampled", "[io][media]") {
     CHECK(sound->duration_seconds == Approx(static_cast<double>(sound->data.size(1)) / 16'000));
     const at::Tensor apart = (sound->data.narrow(1, 0, 32'000) - tone(440, 32'000, 16'000)).abs();
     CHECK(apart.mean().item<double>() < 0.02);  // AAC's loss; an offset of one sample would be 0.055
+  }
+}
+
+TEST_CASE("Mono is the mean of all channels, whatever their layout and sample format", "[io][media]") {
+  const test::TempDir folder;
+  constexpr int64_t kCount = 1600;
+  const at::Tensor signal = tone(440, kCount, 16'000) * 2;  // -1 to 1
+  const auto mono_of = [&](const at::Tensor& channels, bool is_float, int64_t mask) {
+    std::ofstream(folder / "t.wav", std::ios::binary) << wav(channels, is_float, mask);
+    const auto sound = MediaFile::open(folder / "t.wav")->samples();
+    INFO((sound.ok() ? "" : error_line(sound.status())));
+    REQUIRE(sound.ok());
+    return sound->data;
+  };
+  for (const bool is_float : {false, true}) {
+    // Channels of the same signal; 0x3f is 5.1, 0x7 is 2.1 by front centre, 0 is unknown.
+    for (const auto [channels, mask] : {std::pair(1, 4), {2, 3}, {3, 7}, {6, 0x3f}, {3, 0}, {6, 0}, {10, 0}}) {
+      CAPTURE(is_float, channels, mask);
+      const at::Tensor mono = mono_of(signal.expand({channels, kCount}), is_float, mask);
+      REQUIRE(mono.sizes() == signal.sizes());
+      CHECK((mono - signal).abs().max().item<double>() < 1e-4);
+      CHECK(mono.abs().max().item<double>() <= 1);
+    }
+    at::Tensor one = torch::zeros({6, kCount});
+    one[3] = signal[0];  // LFE
+    CHECK((mono_of(one, is_float, 0x3f) - signal / 6).abs().max().item<double>() < 1e-4);
+  }
+  // Planar samples: AAC.
+  const at::Tensor both = torch::cat({tone(440, 32'000, 16'000), tone(440, 32'000, 16'000)});
+  REQUIRE(write_media(folder / "t.mp4", {}, both, {.sample_rate = 16'000}) == absl::OkStatus());
+  const auto clip = MediaFile::open(folder / "t.mp4");
+  const at::Tensor mean = clip->samples({.num_channels = 0})->data.mean(0, /*keepdim=*/true);
+  CHECK((clip->samples()->data - mean).abs().max().item<double>() < 1e-5);
+  // Mono in two channels, and 5.1 in two channels.
+  std::ofstream(folder / "t.wav", std::ios::binary) << wav(signal, true, 4);
+  const at::Tensor two = MediaFile::open(folder / "t.wav")->samples({.num_channels = 2})->data;
+  CHECK((two - signal).abs().max().item<double>() < 1e-6);
+  std::ofstream(folder / "t.wav", std::ios::binary) << wav(signal.expand({6, kCount}), true, 0x3f);
+  CHECK(MediaFile::open(folder / "t.wav")->samples({.num_channels = 2})->data.abs().max().item<double>() <= 1.0001);
+}
+
+TEST_CASE("Frames at times are those shown at them, and those of equal parts are the spread ones", "[io][media]") {
+  const test::TempDir folder;
+  REQUIRE(write_media(folder / "f.mp4", moving_disc(25, 32, 32), {}, {.frame_rate = 25}) == absl::OkStatus());
+  const auto clip = MediaFile::open(folder / "f.mp4");
+  REQUIRE(clip.status() == absl::OkStatus());
+  const std::vector<double> times = {-1, 0, 0.0399, 0.04, 0.5, 0.96, 7};
+  const auto shown = clip->frames_played_at(times)->pts_seconds.mul(25).round();
+  CHECK(at::equal(shown, torch::tensor({0., 0., 0., 1., 12., 24., 24.}, at::kDouble)));
+  for (const int64_t count : {1, 2, 5, 7, 8, 25, 50}) {
+    std::vector<double> middles;
+    for (int64_t i = 0; i < count; ++i) middles.push_back((static_cast<double>(i) + 0.5) / static_cast<double>(count));
+    CHECK(at::equal(clip->frames_played_at(middles)->pts_seconds, clip->spread_frames(count)->pts_seconds));
   }
 }
 

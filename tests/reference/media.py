@@ -3,7 +3,7 @@
 usage: media.py FILE OUT.safetensors [--video STREAM] [--audio STREAM] [--frames I,J,...]
 
 OUT has "frames" (N, 3, H, W), "pts_seconds" and "duration_seconds" of the requested frames, "num_frames"; "sound" in
-the file's format and "mono" at 16 kHz, "sound_pts". Missing streams are omitted.
+the file's format and "mono" at 16 kHz, the mean of the channels, "sound_pts". Missing streams are omitted.
 """
 import argparse
 
@@ -28,8 +28,8 @@ def main():
                 "num_frames": torch.tensor(len(video))}
     if options.audio is not None:
         sound = AudioDecoder(options.file, stream_index=options.audio).get_all_samples()
-        mono = AudioDecoder(options.file, stream_index=options.audio, sample_rate=16000, num_channels=1).get_all_samples()
-        out |= {"sound": sound.data, "mono": mono.data, "sound_pts": torch.tensor(sound.pts_seconds, dtype=torch.float64)}
+        resampled = AudioDecoder(options.file, stream_index=options.audio, sample_rate=16000).get_all_samples()
+        out |= {"sound": sound.data, "mono": resampled.data.mean(0, keepdim=True), "sound_pts": torch.tensor(sound.pts_seconds, dtype=torch.float64)}
     save_file({name: tensor.contiguous() for name, tensor in out.items()}, options.out)
 
 

@@ -123,6 +123,21 @@ absl::StatusOr<FrameBatch> MediaFile::frames_at(std::span<const int64_t> indices
   }
 }
 
+absl::StatusOr<FrameBatch> MediaFile::frames_played_at(std::span<const double> seconds,
+                                                       const FrameOptions& options) const {
+  if (source_->frames.empty()) return source_->error("has no video");
+  constexpr double kRounding = 1e-3;  // of a unit of the time base, for times computed as float64
+  const double unit = av_q2d(source_->video->time_base);
+  std::vector<int64_t> indices;
+  for (const double time : seconds) {
+    const auto later = std::upper_bound(
+        source_->frames.begin(), source_->frames.end(), time / unit + kRounding,
+        [](double ticks, const detail::FrameEntry& frame) { return ticks < static_cast<double>(frame.pts); });
+    indices.push_back(std::max<int64_t>(0, later - source_->frames.begin() - 1));
+  }
+  return frames_at(indices, options);
+}
+
 absl::StatusOr<AudioSamples> MediaFile::samples(const AudioOptions& options) const {
   TORCH_CHECK_VALUE(options.sample_rate >= 0 && options.sample_rate <= 768'000 && options.num_channels >= 0 &&
                         options.num_channels <= 64,

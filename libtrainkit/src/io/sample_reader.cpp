@@ -70,17 +70,26 @@ class Resampler {
     int code = swr_alloc_set_opts2(&made, &out, AV_SAMPLE_FMT_FLTP, rate_, &in, static_cast<AVSampleFormat>(in_format_),
                                    in_rate_, 0, nullptr);
     resampler_.reset(made);
-    // Channels without a known position are mixed with equal weight.
-    if (code >= 0 && in.order == AV_CHANNEL_ORDER_UNSPEC && channels_ == 1) {
-      const std::vector<double> mean(static_cast<size_t>(in_channels_), 1.0 / in_channels_);
-      code = swr_set_matrix(made, mean.data(), in_channels_);
-    }
+    if (code >= 0 && channels_ != in_channels_) code = set_mix(made);
     av_channel_layout_uninit(&in);
     av_channel_layout_uninit(&out);
     if (code < 0 || swr_init(made) < 0) {
       return source_.error("audio cannot be resampled", fmt::format("{} channels, {} Hz", in_channels_, in_rate_));
     }
     return absl::OkStatus();
+  }
+
+  /// Sets how channels are mixed, see AudioOptions::num_channels.
+  int set_mix(SwrContext* made) const {
+    // In float32: FFmpeg would mix 16-bit samples as integers.
+    const int code = av_opt_set_sample_fmt(made, "internal_sample_fmt", AV_SAMPLE_FMT_FLTP, 0);
+    if (code < 0 || (channels_ != 1 && in_channels_ != 1)) {
+      return code < 0 ? code : av_opt_set_double(made, "rematrix_maxval", 1, 0);
+    }
+    auto weight = 1.0F / static_cast<float>(in_channels_);
+    if (static_cast<double>(weight) * in_channels_ > 1) weight = std::nextafter(weight, 0.0F);  // rounded up
+    const std::vector<double> weights(static_cast<size_t>(channels_ * in_channels_), weight);
+    return swr_set_matrix(made, weights.data(), in_channels_);
   }
 
   absl::Status convert(const uint8_t** in, int samples, int64_t room) {

@@ -90,7 +90,10 @@ struct FrameOptions {
 struct AudioOptions {
   /// Output sample rate in Hz. 0 keeps the rate of the file.
   int64_t sample_rate = 16'000;
-  /// Output channels. 1 mixes down to mono; 0 keeps the channels of the file.
+  /// Output channels. 0 keeps the channels of the file. 1 is the mean of all channels, LFE included, whatever their
+  /// layout, as in torchaudio (`mean(dim=0)`) and librosa (`to_mono`): the same signal in every channel has the same
+  /// amplitude in mono. Mono in several channels is copied to each. Other numbers are mixed by FFmpeg's matrix for the
+  /// layouts, scaled so that no sample grows beyond 1.
   int64_t num_channels = 1;
 };
 
@@ -134,6 +137,10 @@ class MediaFile {
   /// Reads frames by number, in display order from 0. Any order and repetitions are allowed. Throws c10::IndexError for
   /// an index outside [0, num_frames). num_frames is exact for a stream that can be decoded.
   absl::StatusOr<FrameBatch> frames_at(std::span<const int64_t> indices, const FrameOptions& options = {}) const;
+
+  /// Reads the frame shown at each time, in seconds on the file's time line (pts_seconds): the last frame that begins
+  /// at or before it. A time before the first frame gives the first one. Error if there is no video.
+  absl::StatusOr<FrameBatch> frames_played_at(std::span<const double> seconds, const FrameOptions& options = {}) const;
 
   /// Reads the whole audio stream. Error if there is none, or if a sample is not finite. Silence is not an error.
   absl::StatusOr<AudioSamples> samples(const AudioOptions& options = {}) const;
