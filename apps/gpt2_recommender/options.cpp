@@ -46,12 +46,11 @@ void add_table_flags(ConfigParser& parser, RecOptions& options) {
       {.help = "Column of the ratings; none: the table has pairs. Default: a usual name, or column 3 if there is one.",
        .metavar = "NAME|N|none"});
   add("time_column", &options.time_column,
-      {.help = "Column of the times, seconds or milliseconds since 1970; none: no times. Default: a usual name, or "
+      {.help = "Column of the times, numbers since 1970 or ISO 8601 dates; none: no times. Default: a usual name, or "
                "column 4 if there is one.",
        .metavar = "NAME|N|none"});
   add("header", &options.header,
-      {.help =
-           "Whether line 1 has the names of the columns. auto: yes if a flag names a column, or if it has usual names.",
+      {.help = "Whether line 1 has the names of the columns. auto: from column flags, usual names or the other lines.",
        .choices = {"auto", "yes", "no"}});
   add("csv_delimiter", &options.csv_delimiter,
       {.help = "Field separator: one character, tab, or auto: a comma in a .csv, else a tab.",
