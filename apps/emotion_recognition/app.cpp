@@ -25,7 +25,8 @@ AppInfo EmotionApp::info() const {
                    "--label_column mood --path_column file",
                    "trainkit-emotion --dataset csv --train_csv clips.csv --clip_dir clips --path_column file "
                    "--folds 5 --group speaker --preset audio_only"},
-      .help_flags = {"dataset", "train_csv", "cache_dir", "model_size", "modality", "fusion_type", "visual_weights"}};
+      .help_flags = {"dataset", "train_csv", "cache_dir", "model_size", "modality", "fusion_type", "visual_weights"},
+      .files = {kLabelsFile}};
 }
 
 void EmotionApp::add_flags(ConfigParser& parser) {

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "core/new_files.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
@@ -224,6 +225,11 @@ absl::StatusOr<std::vector<std::shared_ptr<const Dataset>>> cache_clips(const st
     const std::string origin = origin_of(*parts[i].clips);
     const auto clips = std::make_shared<RememberedClips>(parts[i].clips);
     const auto known = locked[i].read_file("bad.json", kMaxJsonBytes);
+    if (known.ok() && !known->empty() && !known->starts_with("{\n \"origin\": ")) {
+      return trainkit::detail::foreign_file(locked[i].path() + "/bad.json",
+                                            "is not a list of bad clips, which would replace it",
+                                            "move it away, or choose another --cache_dir");
+    }
     if (known.ok()) clips->read_json(*known, origin);
     TRAINKIT_ASSIGN_OR_RETURN(const auto rows, DiskCachedDataset::open(clips, locked[i].path() + "/rows", origin));
     TRAINKIT_RETURN_IF_ERROR(fill(parts[i], *clips, *rows, locked[i], origin, options));

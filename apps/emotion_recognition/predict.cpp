@@ -140,6 +140,7 @@ absl::Status write_probabilities(const std::string& path, const ClipList& list, 
 
 absl::StatusOr<int> predict_clips(TrainedRun& run, const EmotionOptions& options, const PredictOptions& asked) {
   if (run.words.empty()) return bad_word("CLIP", "not given", "clips, or a folder of clips");
+  if (!asked.out.empty()) TRAINKIT_RETURN_IF_ERROR(run.check_output(asked.out));
   TRAINKIT_ASSIGN_OR_RETURN(const auto labels, read_labels(run, options));
   std::vector<std::string> notes;
   TRAINKIT_ASSIGN_OR_RETURN(const auto paths, find_clips(run.words, notes));
@@ -236,9 +237,10 @@ AppCommand predict_command(App& app, const EmotionOptions& options) {
             .examples = {"trainkit-emotion predict runs/emotion a.mp4 b.mp4",
                          "trainkit-emotion predict runs/emotion clips --out probabilities.csv",
                          "trainkit-emotion predict runs/emotion talk.mp4 --window 2 --out talk.csv"},
-            .flags = {"out", "window"},
+            .flags = {"out", "window", "overwrite"},
             .add_flags =
                 [asked](ConfigParser& parser) {
+                  parser.set_help("overwrite", "Replace the file of --out if it exists.");
                   parser.add("out", &asked->out,
                              {.help = "Write the probabilities of all labels to this csv file.",
                               .path = PathKind::kOutput,

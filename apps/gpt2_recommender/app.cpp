@@ -1,5 +1,6 @@
 #include "gpt2_recommender/app.h"
 
+#include "gpt2_recommender/catalog.h"
 #include "gpt2_recommender/export.h"
 #include "gpt2_recommender/initial_rows.h"
 #include "trainkit/core/status.h"
@@ -27,7 +28,8 @@ AppInfo RecommenderApp::info() const {
                    "trainkit-gpt2rec --make_demo_data demo && trainkit-gpt2rec --data_dir demo/ml-1m",
                    "trainkit-gpt2rec --data_dir ml-100k --resume latest",
                    "trainkit-gpt2rec recommend runs/gpt2rec --user 196 --top_n 20"},
-      .help_flags = {"model", "gpt2", "use_cache", "lora_rank", "min_rating"}};
+      .help_flags = {"model", "gpt2", "use_cache", "lora_rank", "min_rating"},
+      .files = {kCatalogFile, kSplitFile}};
 }
 
 void RecommenderApp::add_flags(ConfigParser& parser) {

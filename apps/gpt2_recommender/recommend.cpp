@@ -81,6 +81,7 @@ absl::StatusOr<int> run_recommend(const TrainedRun& run, const RecOptions& optio
   if (ways != 1) {
     return bad_word("--user, --all_users or --history", ways == 0 ? "not given" : "given together", "one of the three");
   }
+  if (!asked.all_users.empty()) TRAINKIT_RETURN_IF_ERROR(run.check_output(asked.all_users));
   TRAINKIT_ASSIGN_OR_RETURN(const Interactions catalog, open_catalog(run));
   TRAINKIT_ASSIGN_OR_RETURN(std::vector<int64_t> users, find_all(catalog.users, "--user", asked.user));
   TRAINKIT_ASSIGN_OR_RETURN(const auto history, find_all(catalog.items, "--history", asked.history));
@@ -164,9 +165,10 @@ std::vector<AppCommand> recommend_commands(App& app, const RecOptions& options) 
       .examples = {"trainkit-gpt2rec recommend runs/gpt2rec --user 196 186 --top_n 20",
                    "trainkit-gpt2rec recommend runs/gpt2rec --all_users recommendations.csv",
                    "trainkit-gpt2rec recommend runs/gpt2rec --history 50 181 172"},
-      .flags = {"user", "all_users", "history", "top_n"},
+      .flags = {"user", "all_users", "history", "top_n", "overwrite"},
       .add_flags =
           [asked](ConfigParser& parser) {
+            parser.set_help("overwrite", "Replace the file of --all_users if it exists.");
             parser.add("user", &asked->user, {.help = "Ids of users.", .metavar = "ID [ID ...]", .flag_only = true});
             parser.add("all_users", &asked->all_users,
                        {.help = "Write the lists of all users to this csv file.",

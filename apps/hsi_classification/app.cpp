@@ -30,7 +30,8 @@ AppInfo HsiApp::info() const {
                        "trainkit-hsi --make_demo_data demo && trainkit-hsi --cube demo/demo.mat --gt demo/demo_gt.mat",
                        "trainkit-hsi predict runs/hsi --cube scene.mat --out prediction",
                        "trainkit-hsi export runs/hsi model.onnx", "trainkit-hsi benchmark --gpus 4"},
-          .help_flags = {"scene", "cube", "gt", "model", "patch_size"}};
+          .help_flags = {"scene", "cube", "gt", "model", "patch_size"},
+          .files = {kSplitFile, kTrainedSceneFile}};
 }
 
 absl::StatusOr<int> HsiApp::write_demo_data(const std::string& folder, uint64_t seed) {

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <tuple>
 
+#include "core/new_files.h"
 #include "trainkit/app/app.h"
 #include "trainkit/app/placement.h"
 #include "trainkit/config/config.h"
@@ -335,6 +336,13 @@ absl::StatusOr<int> quick_perf_test(PerfSettings settings, const BenchmarkOption
   return 0;
 }
 
+/// Returns how the files of --json begin, see header().
+std::vector<std::string> earlier_results() {
+  std::vector<std::string> begins;
+  for (const auto& [name, summary] : kCommands) begins.push_back(fmt::format("{{\n  \"command\": \"{}\",", name));
+  return begins;
+}
+
 absl::StatusOr<int> run_benchmark_command(const std::string& command, const std::string& summary,
                                           const std::vector<std::string>& words) {
   BenchmarkOptions options;
@@ -352,6 +360,8 @@ absl::StatusOr<int> run_benchmark_command(const std::string& command, const std:
     print_line(parser.text(request));
     return 0;
   }
+  TRAINKIT_RETURN_IF_ERROR(
+      trainkit::detail::check_replaced("--json", options.json, earlier_results(), "a result of this command"));
   TRAINKIT_ASSIGN_OR_RETURN(const MachineInfo machine, launched_machine());
   TRAINKIT_ASSIGN_OR_RETURN(PerfSettings settings, settings_of(parser, options, machine));
   torch::manual_seed(0);

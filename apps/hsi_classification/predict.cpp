@@ -3,6 +3,7 @@
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <memory>
 
 #include "hsi_classification/feed.h"
@@ -90,6 +91,9 @@ absl::StatusOr<int> predict(const TrainedRun& run, const HsiOptions& options, co
   const auto is_given = [&](const char* flag) { return run.parser.source(flag).starts_with("--"); };
   if (!is_given("cube")) return bad_option("--cube", "not given", "", "the cube to classify: .mat, .npy or ENVI .hdr");
   if (out.empty()) return bad_option("--out", "not given", "", "a folder for the results");
+  for (const char* name : {"map.png", "classes.npy", "probabilities.npy", "classes.csv"}) {
+    TRAINKIT_RETURN_IF_ERROR(run.check_output((std::filesystem::path(out) / name).string()));
+  }
   TRAINKIT_ASSIGN_OR_RETURN(const std::string stored, run.file(kTrainedSceneFile, "the statistics of its scene"));
   TRAINKIT_ASSIGN_OR_RETURN(const TrainedScene trained, load_trained_scene(stored));
   TRAINKIT_ASSIGN_OR_RETURN(const Cube cube, load_cube(options.cube, is_given("cube_key") ? options.cube_key : ""));
@@ -112,9 +116,10 @@ AppCommand predict_command(App& app, const HsiOptions& options) {
             .examples = {"trainkit-hsi predict runs/hsi --cube scene.mat --out prediction",
                          "trainkit-hsi predict runs/hsi/checkpoints/step-00000400 --cube scene.hdr --out prediction",
                          "trainkit-hsi predict runs/hsi --cube scene.npy --out prediction --device cpu --parallel 2"},
-            .flags = {"cube", "cube_key", "out"},
+            .flags = {"cube", "cube_key", "out", "overwrite"},
             .add_flags =
                 [out](ConfigParser& parser) {
+                  parser.set_help("overwrite", "Replace earlier results in --out.");
                   parser.add(
                       "out", out.get(),
                       {.help = "Folder for map.png, classes.npy (height, width), probabilities.npy (height, width, "

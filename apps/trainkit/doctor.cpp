@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "core/new_files.h"
 #include "trainkit/command.h"
 #include "trainkit/config/config.h"
 #include "trainkit/core/error.h"
@@ -147,6 +148,9 @@ absl::StatusOr<int> doctor_command(const Arguments& arguments) {
     if (!flags.verify && parser.is_given(name)) return parser.invalid(name, "needs --verify");
   }
   if (flags.verify && flags.report.empty()) flags.report = "doctor-report.txt";
+  // As probe_date() lets both forms begin.
+  TRAINKIT_RETURN_IF_ERROR(trainkit::detail::check_replaced(
+      "--report", flags.report, {"report\n  date ", "{\n  \"report\": {\n    \"date\": "}, "a report of this command"));
   Findings findings;
   probe_machine(flags, findings);
   int failed = 0;

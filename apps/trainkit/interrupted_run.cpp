@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "core/cgroup.h"
+#include "core/new_files.h"
 #include "trainkit/command.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
@@ -151,7 +152,8 @@ class InterruptedRuns::Process {
 
 absl::StatusOr<std::unique_ptr<InterruptedRuns::Process>> InterruptedRuns::Process::start(
     std::vector<std::string> words, const std::string& log) {
-  const trainkit::detail::UniqueDescriptor output(open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  const trainkit::detail::UniqueDescriptor output(
+      open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, trainkit::detail::kNewFileMode));
   if (output.get() < 0) {
     return to_status({.exit_code = ExitCode::kStorage,
                       .id = "tool.log",

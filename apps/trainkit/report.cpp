@@ -3,9 +3,7 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
-#include <fstream>
-
+#include "core/new_files.h"
 #include "trainkit/command.h"
 #include "trainkit/config/config.h"
 #include "trainkit/core/error.h"
@@ -17,21 +15,6 @@
 
 namespace trainkit::tool {
 namespace {
-
-/// Refuses to replace a file that does not begin with `begin`, as reports do: a file of a run.
-absl::Status check_replaced(const std::string& flag, const std::string& path, std::string_view begin) {
-  std::error_code error;
-  if (path.empty() || !std::filesystem::is_regular_file(path, error)) return absl::OkStatus();
-  std::string found(begin.size(), '\0');
-  std::ifstream(path, std::ios::binary).read(found.data(), static_cast<std::streamsize>(found.size()));
-  if (found == begin || std::filesystem::file_size(path, error) == 0) return absl::OkStatus();
-  return to_status({.exit_code = ExitCode::kUsage,
-                    .id = "cli.value",
-                    .where = flag,
-                    .problem = "the file exists and is not a report",
-                    .got = path,
-                    .expected = "a new file, or an earlier report"});
-}
 
 absl::Status write_output(const std::string& path, const std::string& text) {
   TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), path, text));
@@ -67,11 +50,13 @@ absl::StatusOr<int> report_command(const Arguments& given) {
   TRAINKIT_ASSIGN_OR_RETURN(const std::vector<std::string> folders, take_all_words(arguments, "RUN"));
   TRAINKIT_ASSIGN_OR_RETURN(const bool wanted, parse_or_print(parser, arguments));
   if (!wanted || folders.empty()) return 0;
-  TRAINKIT_RETURN_IF_ERROR(check_replaced("--out", out, "<!doctype html>"));
-  TRAINKIT_RETURN_IF_ERROR(check_replaced("--csv", csv, "run,"));
   TRAINKIT_ASSIGN_OR_RETURN(const std::vector<std::string> runs, runs_of(folders));
-  TRAINKIT_ASSIGN_OR_RETURN(const std::string page, trainkit::detail::render_report(runs));
   if (out.empty()) out = runs.size() == 1 ? runs[0] + "/report.html" : "report.html";
+  using trainkit::detail::check_replaced;
+  TRAINKIT_RETURN_IF_ERROR(check_replaced("--out", out, {trainkit::detail::report_begin()}, "a report"));
+  TRAINKIT_RETURN_IF_ERROR(check_replaced(
+      "--csv", csv, {"run,program,outcome,", "run,outcome,steps,", "run,outcome,seconds,"}, "a table of runs"));
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string page, trainkit::detail::render_report(runs));
   TRAINKIT_RETURN_IF_ERROR(write_output(out, page));
   if (csv.empty()) return 0;
   TRAINKIT_ASSIGN_OR_RETURN(const std::string table, trainkit::detail::report_csv(runs));

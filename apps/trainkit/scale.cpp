@@ -5,6 +5,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "core/new_files.h"
 #include "trainkit/command.h"
 #include "trainkit/config/config.h"
 #include "trainkit/core/error.h"
@@ -261,6 +262,11 @@ std::string json(const StepProfile& step, const Cluster& cluster, const std::vec
   return out.dump(2) + "\n";
 }
 
+/// How each plot begins.
+constexpr char kPlotBegin[] =
+    R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 900" width="800" height="900">)"
+    "\n";
+
 /// Draws the speed-up and, below it, the efficiency: the speed-up divided by the number of devices.
 absl::Status write_plot(const std::string& path, const StepProfile& step, bool batch_grows,
                         const std::vector<Row>& rows) {
@@ -280,11 +286,8 @@ absl::Status write_plot(const std::string& path, const StepProfile& step, bool b
   const std::string title = fmt::format("Scaling of a step of {:.4g} ms", 1e3 * step.seconds());
   std::string efficiency = plot_svg(records, "efficiency (%)", "devices", "Efficiency");
   efficiency.insert(sizeof "<svg" - 1, " y=\"450\"");
-  return write_file_atomically(
-      Fs::posix(), path,
-      R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 900" width="800" height="900">)"
-      "\n" +
-          plot_svg(records, "speed-up", "devices", title) + efficiency + "</svg>\n");
+  return write_file_atomically(Fs::posix(), path,
+                               kPlotBegin + plot_svg(records, "speed-up", "devices", title) + efficiency + "</svg>\n");
 }
 
 }  // namespace
@@ -309,6 +312,8 @@ absl::StatusOr<int> scale_command(const Arguments& arguments) {
   add_output_flags(parser, flags);
   TRAINKIT_ASSIGN_OR_RETURN(const bool wanted, parse_or_print(parser, arguments));
   if (!wanted) return 0;
+  TRAINKIT_RETURN_IF_ERROR(
+      trainkit::detail::check_replaced("--plot", flags.plot, {kPlotBegin}, "a plot of this command"));
   TRAINKIT_ASSIGN_OR_RETURN(const StepProfile step, read_step(parser, flags));
   TRAINKIT_ASSIGN_OR_RETURN(const Cluster cluster, read_cluster(parser, flags));
   TRAINKIT_ASSIGN_OR_RETURN(const auto measured, read_measured(parser, flags));

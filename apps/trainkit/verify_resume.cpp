@@ -11,6 +11,7 @@
 #include "trainkit/command.h"
 #include "trainkit/config/config.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/interrupted_run.h"
 #include "trainkit/logging/summary.h"
@@ -106,8 +107,7 @@ class Folder {
       folder->path_ = wanted;
       folder->kept_ = true;  // never remove a user's folder
       std::error_code error;
-      fs::create_directories(wanted, error);
-      if (!error && fs::is_empty(wanted, error)) return folder;
+      if (Fs::posix().create_directories(wanted).ok() && fs::is_empty(wanted, error) && !error) return folder;
     }
     return to_status({.exit_code = ExitCode::kUsage,
                       .id = "resume.folder",

@@ -21,7 +21,8 @@ AppInfo TransformerApp::info() const {
                        "trainkit-transformer --output_dir runs/transformer --resume latest",
                        "trainkit-transformer --output_dir runs/transformer --sample \"To be\"",
                        "trainkit-transformer evaluate runs/transformer --input other.txt"},
-          .help_flags = {"input", "tokenizer", "n_layers", "n_heads", "hidden_dim", "block_size", "sample"}};
+          .help_flags = {"input", "tokenizer", "n_layers", "n_heads", "hidden_dim", "block_size", "sample"},
+          .files = {kTokenizerFile}};
 }
 
 absl::StatusOr<int> TransformerApp::write_demo_data(const std::string& folder, uint64_t) {

@@ -37,7 +37,7 @@ absl::StatusOr<std::shared_ptr<const Tokenizer>> make_tokenizer(const CorpusOpti
   std::set<uint32_t> characters;
   for (const Text& text : texts) {
     const auto tokenizer = CharTokenizer::from_text(text.content);
-    if (!tokenizer.ok()) return add_file_to_error(tokenizer.status(), text.file->path());
+    if (!tokenizer.ok()) return add_file_to_error(tokenizer.status(), text.name);
     characters.merge(characters_of(**tokenizer));
   }
   return CharTokenizer::from_characters({characters.begin(), characters.end()});
@@ -80,16 +80,14 @@ absl::StatusOr<TokenFile> tokens_of(const Text& text, const Tokenizer& tokenizer
 
 absl::StatusOr<TokenizedText> tokenize(const Text& text, const Tokenizer& tokenizer, const std::string& cache,
                                        int64_t least_tokens, const TokenizeProgress& progress) {
-  const std::string& path = text.file->path();
   auto tokens = tokens_of(text, tokenizer, cache, progress);
   TRAINKIT_RETURN_IF_ERROR(text.file->check());
-  if (!tokens.ok()) return add_file_to_error(tokens.status(), path);
+  if (!tokens.ok()) return add_file_to_error(tokens.status(), text.name);
   if (tokens->size() < least_tokens) {
-    return bad_text("data.empty", path, "the text is too short", fmt::format("{} tokens", tokens->size()),
+    return bad_text("data.empty", text.name, "the text is too short", fmt::format("{} tokens", tokens->size()),
                     fmt::format("at least {}", least_tokens));
   }
   return TokenizedText{.source = text.name,
-                       .path = path,
                        .bytes = static_cast<int64_t>(text.content.size()),
                        .crlf = text.crlf,
                        .empty_documents = text.empty_documents,

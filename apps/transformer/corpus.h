@@ -44,7 +44,7 @@ struct CorpusOptions {
   std::string saved_tokenizer = {};
   /// Existing folder for the token files.
   std::string cache_dir = {};
-  /// Existing folder for prepared texts. Empty: cache_dir.
+  /// Existing folder for prepared texts, which are not read again once they are tokenized. Empty: cache_dir.
   std::string prepared_dir = {};
   /// Called with the texts' digest before the tokens are written; its error is returned.
   std::function<absl::Status(const std::string& digest)> check_digest = nullptr;
@@ -58,8 +58,6 @@ struct CorpusOptions {
 struct TokenizedText {
   /// See Text::name.
   std::string source = {};
-  /// File of the text, for errors.
-  std::string path = {};
   int64_t bytes = 0;
   int64_t crlf = 0;
   int64_t empty_documents = 0;

@@ -50,18 +50,18 @@ absl::StatusOr<TransformerConfig> config_from(const StateDict& state) {
   return config;
 }
 
-/// Files directly in a folder.
-std::set<std::filesystem::path> files_in(const std::string& folder) {
+/// Token files directly in a folder.
+std::set<std::filesystem::path> token_files_in(const std::string& folder) {
   std::set<std::filesystem::path> files;
   std::error_code failed;
   for (std::filesystem::directory_iterator at(folder, failed), end; !failed && at != end; at.increment(failed)) {
-    files.insert(at->path());
+    if (at->path().extension() == ".tokens") files.insert(at->path());
   }
   return files;
 }
 
-void remove_new_files(const std::string& folder, const std::set<std::filesystem::path>& earlier) {
-  for (const std::filesystem::path& file : files_in(folder)) {
+void remove_new_tokens(const std::string& folder, const std::set<std::filesystem::path>& earlier) {
+  for (const std::filesystem::path& file : token_files_in(folder)) {
     std::error_code ignored;
     if (!earlier.contains(file)) std::filesystem::remove(file, ignored);
   }
@@ -90,6 +90,27 @@ absl::StatusOr<std::string> prompt_of(const TransformerOptions& options) {
 
 }  // namespace
 
+namespace {
+
+/// Removes the folder with the last copy of the pointer.
+std::shared_ptr<const std::string> remove_at_end(const std::string& folder) {
+  return std::shared_ptr<const std::string>(new std::string(folder), [](const std::string* made) {
+    std::error_code ignored;
+    std::filesystem::remove_all(*made, ignored);
+    delete made;
+  });
+}
+
+/// Creates a folder with a temporary name in `parent`.
+absl::StatusOr<std::shared_ptr<const std::string>> temporary_folder_in(const std::string& parent) {
+  TRAINKIT_ASSIGN_OR_RETURN(const Directory directory, Fs::posix().open_directory(parent));
+  const std::string name = temporary_name("texts");
+  TRAINKIT_RETURN_IF_ERROR(directory.create_directory(name));
+  return remove_at_end(parent + "/" + name);
+}
+
+}  // namespace
+
 absl::StatusOr<std::shared_ptr<const std::string>> temporary_folder() {
   std::string name = (std::filesystem::temp_directory_path() / "trainkit-XXXXXX").string();
   if (!mkdtemp(name.data())) {
@@ -99,11 +120,7 @@ absl::StatusOr<std::shared_ptr<const std::string>> temporary_folder() {
                       .problem = "cannot create a temporary folder",
                       .hint = "TMPDIR names another place"});
   }
-  return std::shared_ptr<const std::string>(new std::string(name), [](const std::string* folder) {
-    std::error_code ignored;
-    std::filesystem::remove_all(*folder, ignored);
-    delete folder;
-  });
+  return remove_at_end(name);
 }
 
 TokenizeProgress tokenize_progress() {
@@ -137,13 +154,19 @@ absl::StatusOr<Session> Session::open(const RunOptions& run, const TransformerOp
   const bool owns_cache = corpus.cache_dir == run.output_dir && run.resume.empty();
   // Only rank 0 has created the run's folder, maybe on another machine.
   if (owns_cache) TRAINKIT_RETURN_IF_ERROR(Fs::posix().create_directories(run.output_dir).status());
-  const auto earlier = owns_cache ? files_in(run.output_dir) : std::set<std::filesystem::path>{};
+  const auto earlier = owns_cache ? token_files_in(run.output_dir) : std::set<std::filesystem::path>{};
+  // A prepared text is needed until it is tokenized. No file of the user can have its place.
+  std::shared_ptr<const std::string> texts;
+  if (corpus.prepared_dir.empty()) {
+    TRAINKIT_ASSIGN_OR_RETURN(texts, temporary_folder_in(corpus.cache_dir));
+    corpus.prepared_dir = *texts;
+  }
   auto prepared = prepare_corpus(corpus, tokenize_progress());
   if (prepared.ok() && options.pack_documents) {
     if (absl::Status checked = check_documents(*prepared); !checked.ok()) prepared = std::move(checked);
   }
   if (prepared.ok()) return Session(run, options, std::move(temporary), *std::move(prepared));
-  if (owns_cache) remove_new_files(run.output_dir, earlier);
+  if (owns_cache) remove_new_tokens(run.output_dir, earlier);
   return prepared.status();
 }
 

@@ -74,15 +74,26 @@ TEST_CASE("Only a regular file without links is opened for writing", "[core][fs]
   CHECK(read(outside / "secret") == "secret");
 }
 
-TEST_CASE("New files and folders are accessible to their owner only", "[core][fs]") {
-  test::TempDir dir;
-  const Directory folder = fs().create_directories(dir / "a/b").value();
-  REQUIRE(folder.create_file("f").ok());
-  struct stat info {};
-  REQUIRE(stat((dir / "a/b/f").c_str(), &info) == 0);
-  CHECK((info.st_mode & 0777) == 0600);
-  REQUIRE(stat((dir / "a").c_str(), &info) == 0);
-  CHECK((info.st_mode & 0777) == 0700);
+TEST_CASE("New files and folders follow the umask, and are never writable by every user", "[core][fs]") {
+  struct Case {
+    mode_t mask, file, folder;
+  };
+  for (const Case& each : std::vector<Case>{{022, 0644, 0755}, {002, 0664, 0775}, {077, 0600, 0700}, {0, 0664, 0775}}) {
+    test::TempDir dir;
+    const mode_t before = umask(each.mask);
+    const auto folder = fs().create_directories(dir / "a/b");
+    const bool made = folder.ok() && folder->create_file("f").ok() && write_file_atomically(*folder, "g", "text").ok();
+    umask(before);
+    REQUIRE(made);
+    const auto mode_of = [](const std::string& path) {
+      struct stat info {};
+      REQUIRE(stat(path.c_str(), &info) == 0);
+      return info.st_mode & 0777;
+    };
+    CAPTURE(each.mask);
+    for (const char* name : {"a/b/f", "a/b/g"}) CHECK(mode_of(dir / name) == each.file);
+    for (const char* name : {"a", "a/b"}) CHECK(mode_of(dir / name) == each.folder);
+  }
 }
 
 TEST_CASE("A name inside a directory must be a single path component", "[core][fs]") {

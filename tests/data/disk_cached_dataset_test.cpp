@@ -145,7 +145,7 @@ TEST_CASE("A cache of other rows is replaced", "[data][disk_cached_dataset]") {
   fill();
   const auto other = std::make_shared<TensorDataset>(TensorDataset({{"x", torch::zeros({10, 4})}}));
   CHECK(open(other, path)->cached_rows() == 0);
-  for (const int64_t offset : {0, 8, 20, 40, 70}) {
+  for (const int64_t offset : {8, 20, 40, 70}) {
     fill();
     overwrite(path, offset, "\xa5");
     CHECK(open(rows, path)->cached_rows() == 0);
@@ -153,9 +153,15 @@ TEST_CASE("A cache of other rows is replaced", "[data][disk_cached_dataset]") {
   fill();
   std::filesystem::resize_file(path, 5000);
   CHECK(open(rows, path)->cached_rows() == 0);
-  test::TempDir empty;
-  std::ofstream(empty / "rows") << "text";
-  CHECK(open(rows, empty / "rows")->cached_rows() == 0);
+}
+
+TEST_CASE("A file that is no cache is not replaced by one", "[data][disk_cached_dataset]") {
+  const test::TempDir folder;
+  std::ofstream(folder / "rows") << "text";
+  const absl::Status refused = DiskCachedDataset::open(std::make_shared<Counted>(2), folder / "rows", "one").status();
+  CHECK(exit_code(refused) == ExitCode::kUsage);
+  CHECK_THAT(error_line(refused), Catch::Contains("error[storage.foreign] " + (folder / "rows")));
+  CHECK(std::filesystem::file_size(folder / "rows") == 4);
 }
 
 TEST_CASE("A cache that is truncated while it is open gives correct rows", "[data][disk_cached_dataset]") {

@@ -284,6 +284,41 @@ TEST_CASE("Several runs are overlaid, with tables of what differed and what came
         "b,finished: finished,20,0.5,800,10,0.25000,0.2\n");
 }
 
+TEST_CASE("run.json lists each file before it has its name, and its digest when the session ends",
+          "[logging][report]") {
+  const TempDir dir;
+  const std::string run = dir / "run";
+  fs::create_directories(run + "/results");
+  const auto files = [&] { return listed_files(read_json_file(run + "/run.json")); };
+  const auto save = [&](const std::string& name, const std::string& text) {
+    REQUIRE(write_file_atomically(Fs::posix(), run + "/" + name, text).ok());
+  };
+  REQUIRE(begin_session(run, {.program = "trainkit-x", .files = {"metrics.jsonl"}}).ok());
+  CHECK(files() == nlohmann::json::parse(R"({"metrics.jsonl":null})"));
+  save("results/scores.json", "first");
+  save("results/scores.json", "second");
+  save("report.html", "page");  // trainkit report may write it again
+  REQUIRE(write_file_atomically(Fs::posix(), dir / "elsewhere", "text").ok());
+  const Directory folder = Fs::posix().open_directory(run).value();
+  CHECK_FALSE(write_file_atomically(folder, "failed", [](WritableFile&) { return absl::InternalError("x"); }).ok());
+  CHECK(files() == nlohmann::json::parse(R"({"metrics.jsonl":null,"results/scores.json":null,"report.html":null})"));
+  REQUIRE(end_session(run, {.exit_reason = "max_steps"}, {}).ok());
+  CHECK(files()["results/scores.json"] == Digest::of("second"));
+  CHECK(files()["report.html"].is_null());
+  save("results/scores.json", "third");
+  CHECK(files()["results/scores.json"].is_null());
+  // A run of an earlier version stays one: a list of some of its files would make the others foreign.
+  auto earlier = read_json_file(run + "/run.json");
+  earlier.erase("files");
+  write_text(run + "/run.json", earlier.dump());
+  REQUIRE(begin_session(run, {.program = "trainkit-x", .resume_step = 9, .files = {"metrics.jsonl"}}).ok());
+  save("results/scores.json", "fourth");
+  CHECK(files().is_null());
+  // The common folder of several runs.
+  REQUIRE(write_file_list(dir / "run/results", "trainkit-x", {{"config.yaml", "1"}, {"summary.json", ""}}).ok());
+  CHECK(find_runs(dir / "run/results").status() != absl::OkStatus());
+}
+
 TEST_CASE("run.json keeps each session of a run, and ends only its own", "[logging][report]") {
   const TempDir dir;
   const std::string run = dir.path().string();

@@ -176,6 +176,32 @@ TEST_CASE("A rewind in the middle of a run truncates its own file and continues 
   CHECK(files_of(dir.path()).size() == 3);
 }
 
+TEST_CASE("A run changes its own event files alone, in a folder that other runs use", "[logging][tensorboard]") {
+  test::TempDir dir;
+  const std::string first(16, 'a'), second(16, 'b');
+  const auto open = [&](const std::string& run) { return TensorBoardLogger::open(dir.path(), {}, run).value(); };
+  for (const std::string& run : {std::string(), first, second}) log_steps(*open(run), 1, 4);
+  const auto others = [&](const std::string& run) {
+    std::string contents;
+    for (const auto& file : files_of(dir.path())) {
+      if (file.string().find("run-" + run) == std::string::npos) contents += file.string() + read(file);
+    }
+    return contents;
+  };
+  const std::string before = others(first);
+  CHECK(open(first)->rewind(2).ok());
+  CHECK(files_of(dir.path()).size() == 3);
+  CHECK(logged_steps(dir.path()).size() == 10);
+  CHECK(open(first)->rewind(-1).ok());
+  CHECK(files_of(dir.path()).size() == 2);
+  CHECK(others(first) == before);
+  CHECK(open(std::string(16, 'c'))->rewind(-1).ok());  // a new run
+  CHECK(others(first) == before);
+  CHECK(open("")->rewind(-1).ok());
+  REQUIRE(files_of(dir.path()).size() == 1);
+  CHECK_THAT(files_of(dir.path())[0].string(), Catch::EndsWith(".run-" + second + ".trainkit"));
+}
+
 TEST_CASE("Files of other programs are left unchanged", "[logging][tensorboard]") {
   test::TempDir dir;
   std::ofstream(dir / "events.out.tfevents.1000000000.host.7.0") << "torn";

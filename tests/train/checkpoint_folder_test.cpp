@@ -104,6 +104,19 @@ TEST_CASE("A thousand leftovers of killed saves are ignored and removed", "[trai
   CHECK(std::distance(stdfs::directory_iterator(run.folder()), stdfs::directory_iterator()) == 4);
 }
 
+TEST_CASE("A checkpoint with a file of the user is never deleted", "[train][checkpoint]") {
+  const Run run;
+  auto store = run.open(/*keep_last=*/2);
+  write(run.folder() + "/step-00000010/notes.txt", "mine");
+  stdfs::create_directory(run.folder() + "/.tmp-step-00000031-0");
+  write(run.folder() + "/.tmp-step-00000031-0/notes.txt", "mine");
+  for (const int64_t step : {40, 50, 60}) REQUIRE(store.save(step, contents_of(step)).ok());
+  CHECK(store.steps().value() == std::vector<int64_t>{10, 50, 60});
+  CHECK(store.retention_status().ok());
+  CHECK(stdfs::exists(run.folder() + "/step-00000010/notes.txt"));
+  CHECK(stdfs::exists(run.folder() + "/.tmp-step-00000031-0/notes.txt"));
+}
+
 TEST_CASE("A second writer in the same folder is refused with exit code 2; a reader is not", "[train][checkpoint]") {
   const Run run;
   const CheckpointStore store = run.open();

@@ -8,10 +8,10 @@
 #include <filesystem>
 
 #include "app/command_line.h"
-#include "app/earlier_run.h"
 #include "app/initial_weights.h"
 #include "app/repeats.h"
 #include "app/resume.h"
+#include "app/run_files.h"
 #include "logging/report.h"
 #include "logging/run_file.h"
 #include "train/run_state.h"
@@ -60,11 +60,6 @@ std::vector<std::string> warnings_of(const RunFacts& facts) {
 /// A run without a report is a finished run.
 void print_report_error(const absl::Status& written) {
   if (!written.ok()) print_line("warning: no report.html: " + error_line(written));
-}
-
-/// Writes the settings of several runs to their common folder, from which --resume continues them.
-absl::Status save_common_settings(const ConfigParser& parser, const std::string& output_dir) {
-  return write_file_atomically(Fs::posix(), output_dir + "/config.yaml", parser.to_yaml());
 }
 
 /// The parts of one run that belong together, made in order.
@@ -187,18 +182,18 @@ class AppRun {
   absl::StatusOr<Logger*> open_folder() {
     program_.output_dir = run_.output_dir;
     const bool is_first = context_.placement.is_first();
+    const AppInfo info = app_.info();
     detail::EarlierRun earlier, earlier_repeat;  // put back if the folder cannot be opened
-    if (is_first && context_.repeat == 0 && all_.overwrite) {
-      TRAINKIT_ASSIGN_OR_RETURN(earlier, detail::EarlierRun::move_away(all_.output_dir));
+    if (is_first && context_.repeat == 0) {
+      TRAINKIT_ASSIGN_OR_RETURN(earlier, detail::EarlierRun::make_room(all_, info.files));
     }
     if (app_.repeats() > 1 && is_first) {
-      TRAINKIT_RETURN_IF_ERROR(prepare_output_dir(context_.parser, run_));
-      if (run_.overwrite) {
-        TRAINKIT_ASSIGN_OR_RETURN(earlier_repeat, detail::EarlierRun::move_away(run_.output_dir));
-      }
-      TRAINKIT_RETURN_IF_ERROR(save_common_settings(context_.parser, all_.output_dir));
+      TRAINKIT_RETURN_IF_ERROR(prepare_output_dir(context_.parser, run_, info.files));
+      TRAINKIT_ASSIGN_OR_RETURN(earlier_repeat, detail::EarlierRun::make_room(run_, info.files));
+      TRAINKIT_RETURN_IF_ERROR(detail::save_common_settings(context_.parser, info.name, all_.output_dir));
     }
-    TRAINKIT_ASSIGN_OR_RETURN(folder_, RunFolder::open(context_.parser, run_, context_.placement, app_.info().name));
+    TRAINKIT_ASSIGN_OR_RETURN(folder_,
+                              RunFolder::open(context_.parser, run_, context_.placement, info.name, info.files));
     if (is_first) {
       TRAINKIT_RETURN_IF_ERROR(app_.save(run_));
       TRAINKIT_RETURN_IF_ERROR(
@@ -242,11 +237,12 @@ class AppRun {
 
 /// Creates the folder of a run, and checks those of repeats, which are created when their training starts.
 absl::Status prepare_folders(const App& app, const ConfigParser& parser, const RunOptions& run) {
-  TRAINKIT_RETURN_IF_ERROR(prepare_output_dir(parser, run));
+  const std::vector<std::string> files = app.info().files;
+  TRAINKIT_RETURN_IF_ERROR(prepare_output_dir(parser, run, files));
   for (int64_t i = 0; app.repeats() > 1 && i < app.repeats(); ++i) {
     RunOptions repeat = app.repeat_of(run, i);
     repeat.dry_run = true;
-    TRAINKIT_RETURN_IF_ERROR(prepare_output_dir(parser, repeat));
+    TRAINKIT_RETURN_IF_ERROR(prepare_output_dir(parser, repeat, files));
   }
   return absl::OkStatus();
 }
@@ -280,7 +276,8 @@ absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& 
   bool were_finished = true;
   for (int64_t i = 0; i < app.repeats(); ++i) {
     // A run that cannot start leaves the folder of an earlier one as it is.
-    const bool is_new = run.resume.empty() && !std::filesystem::exists(run.output_dir + "/checkpoints");
+    const bool is_new = run.resume.empty() && !std::filesystem::exists(run.output_dir + "/checkpoints") &&
+                        !detail::RunFiles(run.output_dir, {}).is_finished();
     const bool reports_errors = placement.is_first() && !run.dry_run && is_new;
     program.output_dir = reports_errors ? run.output_dir : "";
     RunOptions repeat = app.repeat_of(run, i);

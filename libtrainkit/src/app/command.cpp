@@ -188,6 +188,14 @@ absl::StatusOr<std::string> TrainedRun::file(const std::string& name, const std:
                    absl::StatusCode::kNotFound);
 }
 
+absl::Status TrainedRun::check_output(const std::string& path) const {
+  // The run's own config.yaml may contain --overwrite.
+  if (parser.source("overwrite").starts_with("--") && options.overwrite) return absl::OkStatus();
+  std::error_code none;
+  const bool exists = std::filesystem::exists(std::filesystem::symlink_status(path, none));
+  return exists ? bad_word(path, "file exists already", "", "replace it with --overwrite") : absl::OkStatus();
+}
+
 PredictorOptions TrainedRun::options_with_progress(const std::string& unit) const {
   PredictorOptions options = predictor;
   options.on_progress = progress_on_stderr(unit);

@@ -18,10 +18,7 @@ absl::Status check_output(const TrainedRun& run) {
   }
   const std::string& out = run.words.front();
   if (!out.ends_with(".onnx")) return bad_word(out, "unknown file extension", ".onnx");
-  if (Fs::posix().exists(out) && !run.options.overwrite) {
-    return bad_word(out, "file exists already", "", "replace it with --overwrite");
-  }
-  return absl::OkStatus();
+  return run.check_output(out);
 }
 
 absl::StatusOr<int> run_export(TrainedRun& run, const std::string& program,

@@ -8,6 +8,7 @@
 #include "logging/run_file.h"
 #include "trainkit/app/app.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/summary.h"
 
@@ -90,6 +91,14 @@ void add_run(RunSummary& all, const Json& run) {
 std::vector<std::pair<std::string, double>> list_of(const Metrics& metrics) { return {metrics.begin(), metrics.end()}; }
 
 }  // namespace
+
+absl::Status save_common_settings(const ConfigParser& parser, const std::string& program,
+                                  const std::string& output_dir) {
+  const std::string config = parser.to_yaml();
+  TRAINKIT_RETURN_IF_ERROR(write_file_list(
+      output_dir, program, {{"config.yaml", Digest::of(config)}, {"summary.json", ""}, {"report.html", ""}}));
+  return write_file_atomically(Fs::posix(), output_dir + "/config.yaml", config);
+}
 
 absl::StatusOr<std::vector<Metrics>> summarize_repeats(const std::string& output_dir,
                                                        const std::vector<std::pair<std::string, uint64_t>>& runs) {

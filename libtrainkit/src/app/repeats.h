@@ -8,9 +8,15 @@
 #include <utility>
 #include <vector>
 
+#include "trainkit/config/config.h"
 #include "trainkit/train/evaluate.h"
 
 namespace trainkit::detail {
+
+/// Writes the settings of several runs to their common folder, from which --resume continues them, and the list of the
+/// folder's files.
+absl::Status save_common_settings(const ConfigParser& parser, const std::string& program,
+                                  const std::string& output_dir);
 
 /// Writes summary.json of several runs to `output_dir`: mean and deviation of their scores and of their final
 /// and best metrics, sums of steps, epochs, seconds and bad samples, all warnings, and `runs`, the folder and the seed

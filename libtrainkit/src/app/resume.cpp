@@ -50,6 +50,12 @@ static bool is_in(const CheckpointPath& checkpoint, const RunOptions& run) {
   return fs::weakly_canonical(checkpoint.run_folder()) == fs::weakly_canonical(run.output_dir);
 }
 
+bool is_new_in_its_folder(const RunOptions& run) {
+  if (run.resume.empty()) return true;
+  const auto checkpoint = resolve_checkpoint(run.resume, run.output_dir);
+  return checkpoint.ok() && !is_in(*checkpoint, run);  // the trainer reports a checkpoint that is not there
+}
+
 void continue_with_own_settings(ConfigParser& parser, const RunOptions& run) {
   const auto find = [&parser, &run]() -> absl::StatusOr<std::string> {
     if (run.resume.empty()) return "";

@@ -19,6 +19,9 @@ void continue_with_own_settings(ConfigParser& parser, const RunOptions& run);
 /// `program` has made, returns an error that says so.
 absl::StatusOr<Request> explain_settings_error(const absl::StatusOr<Request>& parsed, const std::string& program);
 
+/// Whether a run writes new files to --output_dir: without --resume, or with a checkpoint of another folder.
+bool is_new_in_its_folder(const RunOptions& run);
+
 /// Describes the checkpoint of --resume and each setting that differs from the run's; empty without --resume.
 RunFacts describe_resume(const ConfigParser& parser, const RunOptions& run);
 

@@ -13,6 +13,7 @@
 #include <numeric>
 
 #include "app/command_line.h"
+#include "app/run_files.h"
 #include "core/waiting_threads.h"
 #include "logging/run_file.h"
 #include "logging/run_log.h"
@@ -284,7 +285,8 @@ void log_test(Logger& logger, const TrainerResult& result, const Metrics& scores
 }
 
 absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::open(const ConfigParser& parser, const RunOptions& run,
-                                                           const Placement& placement, const std::string& program) {
+                                                           const Placement& placement, const std::string& program,
+                                                           const std::vector<std::string>& files) {
   if (!placement.is_first()) {
     return std::unique_ptr<RunFolder>(new RunFolder("", placement.group, std::make_unique<RunLogger>()));
   }
@@ -293,20 +295,23 @@ absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::open(const ConfigParser& p
     TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(run.resume, run.output_dir));
     resume_step = checkpoint.step;
   }
+  TRAINKIT_RETURN_IF_ERROR(Fs::posix().create_directories(run.output_dir).status());
+  const std::string config = parser.to_yaml(), id = detail::id_of_run(run, resume_step >= 0);
+  // First, since run.json proves that the other files are the run's own.
+  const detail::SessionStart start{program, config, resume_step, parser.changes(), id, detail::first_files(run, files)};
+  TRAINKIT_RETURN_IF_ERROR(detail::begin_session(run.output_dir, start));
   const Settings settings = parser.settings();
   TRAINKIT_ASSIGN_OR_RETURN(auto logger,
                             open_run_log({.output_dir = run.output_dir,
                                           .console = stdout,
                                           .use_tensorboard = run.use_tensorboard,
                                           .tensorboard_dir = run.tensorboard_dir,
+                                          .run_id = id,
                                           .settings = {settings.begin(), settings.end()},
                                           .use_wandb = run.use_wandb,
                                           .wandb = {.project = program, .config = {settings.begin(), settings.end()}},
                                           .resume_step = resume_step}));
-  const std::string config = parser.to_yaml();
   TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), run.output_dir + "/config.yaml", config));
-  TRAINKIT_RETURN_IF_ERROR(detail::begin_session(
-      run.output_dir, {.program = program, .config = config, .resume_step = resume_step, .changes = parser.changes()}));
   logger->add(detail::open_session_log(run.output_dir));
   return std::unique_ptr<RunFolder>(new RunFolder(run.output_dir, placement.group, std::move(logger)));
 }

@@ -10,9 +10,12 @@
 #include <cstring>
 #include <filesystem>
 
-#include "app/earlier_run.h"
+#include "app/resume.h"
+#include "app/run_files.h"
 #include "core/cuda_support.h"
+#include "core/new_files.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
 #include "trainkit/core/processors.h"
 #include "trainkit/core/status.h"
 
@@ -279,34 +282,55 @@ absl::Status check_run_options(const ConfigParser& parser, const RunOptions& opt
   return absl::OkStatus();
 }
 
-absl::Status prepare_output_dir(const ConfigParser& parser, const RunOptions& options) {
-  const fs::path folder(options.output_dir);
-  struct stat info {};
-  const bool exists = ::stat(folder.c_str(), &info) == 0;
-  if (exists && !S_ISDIR(info.st_mode)) return storage_error(options.output_dir, "is a file, expected a folder");
-  if (options.resume.empty() && !options.overwrite) {
-    if (!detail::checkpoints_of(folder).empty()) {
+namespace {
+
+/// Checks the files of an earlier run that a new one would replace.
+absl::Status check_earlier_files(const ConfigParser& parser, const RunOptions& options,
+                                 const std::vector<std::string>& app_files) {
+  const detail::RunFiles files(options.output_dir, app_files);
+  if (files.is_running()) {
+    return parser.invalid("output_dir", "a run in this folder is still training", "", "choose another --output_dir");
+  }
+  if (!options.overwrite) {
+    if (files.has_checkpoint()) {
       return parser.invalid("output_dir", "contains checkpoints of an earlier run", "",
                             "use --resume latest to continue it, --overwrite to remove it, or another --output_dir");
     }
-    if (detail::holds_finished_run(options.output_dir)) {
+    if (files.is_finished()) {
       return parser.invalid("output_dir", "contains the results of a finished run", "",
                             "use --overwrite to remove it, or another --output_dir");
     }
   }
+  TRAINKIT_RETURN_IF_ERROR(files.check());
+  const std::string config = options.output_dir + "/config.yaml";
+  std::error_code none;
+  if (files.has_list() || !fs::equivalent(parser.config_file(), config, none)) return absl::OkStatus();
+  return detail::foreign_file(config, "is the file of --config, and a new run would replace it",
+                              "copy it to another folder, or choose another --output_dir");
+}
+
+}  // namespace
+
+absl::Status prepare_output_dir(const ConfigParser& parser, const RunOptions& options,
+                                const std::vector<std::string>& files) {
+  const fs::path folder(options.output_dir);
+  struct stat info {};
+  const bool exists = ::stat(folder.c_str(), &info) == 0;
+  if (exists && !S_ISDIR(info.st_mode)) return storage_error(options.output_dir, "is a file, expected a folder");
+  if (detail::is_new_in_its_folder(options)) TRAINKIT_RETURN_IF_ERROR(check_earlier_files(parser, options, files));
   if (options.dry_run) return absl::OkStatus();
-  std::error_code failed;
-  fs::create_directories(folder, failed);
-  if (failed) return storage_error(options.output_dir, "cannot be created: " + failed.message());
+  if (const absl::Status made = Fs::posix().create_directories(options.output_dir).status(); !made.ok()) {
+    return storage_error(options.output_dir, "cannot be created: " + error_of(made)->problem);
+  }
   if (::access(folder.c_str(), W_OK | X_OK) != 0) {
     return storage_error(options.output_dir, std::string("is not writable: ") + std::strerror(errno));
   }
   return absl::OkStatus();
 }
 
-absl::Status remove_earlier_run(const RunOptions& options) {
-  if (!options.overwrite || options.dry_run) return absl::OkStatus();
-  TRAINKIT_ASSIGN_OR_RETURN(detail::EarlierRun earlier, detail::EarlierRun::move_away(options.output_dir));
+absl::Status remove_earlier_run(const RunOptions& options, const std::vector<std::string>& files) {
+  if (options.dry_run) return absl::OkStatus();
+  TRAINKIT_ASSIGN_OR_RETURN(detail::EarlierRun earlier, detail::EarlierRun::make_room(options, files));
   return earlier.remove();
 }
 

@@ -133,6 +133,7 @@ ConfigParser::ConfigParser(ProgramInfo program) : state_(std::make_unique<State>
 }
 
 ConfigParser::~ConfigParser() = default;
+const std::string& ConfigParser::config_file() const { return state_->config_file; }
 
 void ConfigParser::add_option(std::string name, std::shared_ptr<detail::Binding> binding, OptionSpec spec) {
   TORCH_CHECK(!state_->parsed, "add ", name, " before parse()");

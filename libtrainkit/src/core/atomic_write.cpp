@@ -1,3 +1,4 @@
+#include "core/new_files.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 
@@ -15,6 +16,7 @@ absl::Status write_file_atomically(const Directory& directory, const std::string
     TRAINKIT_RETURN_IF_ERROR(write(file));
     TRAINKIT_RETURN_IF_ERROR(file.sync());
     TRAINKIT_RETURN_IF_ERROR(file.close());
+    detail::report_written_file(directory.path() + "/" + name, file.digest().hex());
     return directory.rename(temporary, name);
   };
   if (const absl::Status status = write_and_rename(); !status.ok()) {

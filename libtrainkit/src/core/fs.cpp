@@ -11,6 +11,7 @@
 #include <random>
 #include <system_error>
 
+#include "core/new_files.h"
 #include "core/system_calls.h"
 #include "trainkit/core/status.h"
 
@@ -186,7 +187,7 @@ absl::StatusOr<detail::Descriptor> Directory::open(const std::string& name, int 
   TRAINKIT_RETURN_IF_ERROR(check_name(*this, name));
   SystemCalls& calls = descriptor_.calls();
   const int number = retry([&] {
-    return calls.openat(descriptor_.number(), name.c_str(), flags | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR);
+    return calls.openat(descriptor_.number(), name.c_str(), flags | O_NOFOLLOW | O_CLOEXEC, detail::kNewFileMode);
   });
   if (number < 0) return io_error(-number, join(path_, name), action);
   return detail::Descriptor(calls, number);
@@ -221,7 +222,8 @@ absl::StatusOr<std::string> Directory::read_file(const std::string& name, int64_
 
 absl::Status Directory::create_directory(const std::string& name) const {
   TRAINKIT_RETURN_IF_ERROR(check_name(*this, name));
-  const int error = -retry([&] { return descriptor_.calls().mkdirat(descriptor_.number(), name.c_str(), S_IRWXU); });
+  const int error =
+      -retry([&] { return descriptor_.calls().mkdirat(descriptor_.number(), name.c_str(), detail::kNewFolderMode); });
   return error == 0 ? absl::OkStatus() : io_error(error, join(path_, name), "cannot create the directory");
 }
 

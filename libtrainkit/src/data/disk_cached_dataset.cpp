@@ -13,6 +13,7 @@
 #include <sstream>
 #include <thread>
 
+#include "core/new_files.h"
 #include "core/system_calls.h"
 #include "data/copy_rows.h"
 #include "trainkit/core/error.h"
@@ -124,7 +125,8 @@ absl::Status make_file(const std::string& path, const Header& header, int64_t by
   const absl::StatusOr<int64_t> free_bytes = directory.free_bytes();
   if (free_bytes.ok() && *free_bytes < bytes) return no_space_error(path, bytes, *free_bytes);
   const std::string temporary = folder + "/" + temporary_name(name);
-  const int file = kernel.openat(AT_FDCWD, temporary.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+  const int file =
+      kernel.openat(AT_FDCWD, temporary.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, detail::kNewFileMode);
   if (file < 0) return disk_error(path, "cannot create the cache", -file);
   int error = ::posix_fallocate(file, 0, bytes);
   const std::string what =
@@ -159,6 +161,10 @@ absl::StatusOr<std::shared_ptr<const DiskCachedDataset>> DiskCachedDataset::open
   auto file = MappedFile::open(path);
   if (!fits(file)) {
     const bool replace = !absl::IsNotFound(file.status());
+    if (replace && !detail::begins_with(path, {{kMagic, sizeof kMagic}})) {
+      return detail::foreign_file(path, "is not a cache of rows, which would replace it",
+                                  "move it away, or choose another folder for the cache");
+    }
     TRAINKIT_RETURN_IF_ERROR(make_file(path, header, bytes, replace));
     file = MappedFile::open(path);
   }

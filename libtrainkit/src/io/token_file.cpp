@@ -9,6 +9,7 @@
 #include <cstring>
 #include <vector>
 
+#include "core/new_files.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
@@ -280,6 +281,10 @@ absl::Status write_token_file(const std::string& path, const TokenFileOrigin& or
   header.tokenizer_digest = from_hex(origin.tokenizer_digest);
   header.source_digest = from_hex(origin.source_digest);
 
+  if (Fs::posix().exists(path) && !detail::begins_with(path, {{kMagic, sizeof kMagic}})) {
+    return detail::foreign_file(path, "is not a token file, which would replace it",
+                                "move it away, or choose another folder for the tokens");
+  }
   const auto [folder, name] = split_path(path);
   TRAINKIT_ASSIGN_OR_RETURN(const Directory directory, Fs::posix().open_directory(folder));
   return write_file_atomically(directory, name, [&](WritableFile& file) -> absl::Status {

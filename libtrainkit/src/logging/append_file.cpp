@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "core/new_files.h"
 #include "core/unique_descriptor.h"
 #include "trainkit/core/error.h"
 
@@ -40,7 +41,7 @@ absl::Status storage_error(const std::string& path, std::string_view what, int e
 }
 
 absl::StatusOr<std::unique_ptr<AppendFile>> AppendFile::open(const std::string& path) {
-  UniqueDescriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  UniqueDescriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, kNewFileMode));
   struct stat info;
   if (file.get() < 0 || ::fstat(file.get(), &info) != 0) return storage_error(path, "cannot open for writing", errno);
   return std::unique_ptr<AppendFile>(new AppendFile(path, file.release(), info.st_size));

@@ -10,6 +10,11 @@
 namespace trainkit::detail {
 namespace {
 
+constexpr char kBegin[] =
+    "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
+    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; img-src data:; style-src "
+    "'unsafe-inline'; script-src 'nonce-";
+
 struct Page {
   std::string title, body;
 };
@@ -29,19 +34,20 @@ absl::StatusOr<Page> page_of(const std::vector<std::string>& folders) {
 /// run can name it.
 std::string document(const Page& page, const std::string& body_url) {
   const std::string nonce = Digest::of(page.title + page.body);
-  return fmt::format(
-      "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
-      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; img-src data:; style-src "
-      "'unsafe-inline'; script-src 'nonce-{0}'; connect-src {1}\">\n"
-      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
-      "<meta name=\"color-scheme\" content=\"light dark\">\n<title>{2}</title>\n"
-      "<link rel=\"icon\" href=\"data:,\">\n<style>{3}</style></head>\n"
-      "<body{4}>\n<main>\n{5}</main>\n<script nonce=\"{0}\">{6}</script>\n</body></html>\n",
-      nonce, body_url.empty() ? "'none'" : "'self'", html(page.title), kReportStyle,
-      body_url.empty() ? "" : fmt::format(" data-live=\"{}\"", html(body_url)), page.body, kReportScript);
+  return kBegin + fmt::format(
+                      "{0}'; connect-src {1}\">\n"
+                      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+                      "<meta name=\"color-scheme\" content=\"light dark\">\n<title>{2}</title>\n"
+                      "<link rel=\"icon\" href=\"data:,\">\n<style>{3}</style></head>\n"
+                      "<body{4}>\n<main>\n{5}</main>\n<script nonce=\"{0}\">{6}</script>\n</body></html>\n",
+                      nonce, body_url.empty() ? "'none'" : "'self'", html(page.title), kReportStyle,
+                      body_url.empty() ? "" : fmt::format(" data-live=\"{}\"", html(body_url)), page.body,
+                      kReportScript);
 }
 
 }  // namespace
+
+std::string report_begin() { return kBegin; }
 
 absl::StatusOr<std::string> render_report(const std::vector<std::string>& runs) {
   TRAINKIT_ASSIGN_OR_RETURN(const Page page, page_of(runs));

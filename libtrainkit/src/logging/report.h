@@ -13,6 +13,9 @@ namespace trainkit::detail {
 /// (run.none) if there is none.
 absl::StatusOr<std::vector<std::string>> find_runs(const std::string& folder);
 
+/// Returns how each page begins. It tells a page from other HTML files.
+std::string report_begin();
+
 /// Renders the page of one run, or of several runs with overlaid curves. The page has no link to the network, and at
 /// most about 2 MB per run of any length. Errors: those of load_run.
 absl::StatusOr<std::string> render_report(const std::vector<std::string>& runs);

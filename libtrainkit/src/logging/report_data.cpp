@@ -27,10 +27,11 @@ constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 
 bool is_run(const fs::path& folder) {
   std::error_code ignored;
-  for (const char* name : {"metrics.jsonl", "run.json", "error.json"}) {
+  for (const char* name : {"metrics.jsonl", "error.json"}) {
     if (fs::is_regular_file(folder / name, ignored)) return true;
   }
-  return false;
+  const Json run = read_json_file((folder / kRunFile).string());
+  return !run.is_null() && !(is_run_file(run) && run["sessions"].empty());  // the common folder of several runs
 }
 
 /// Returns whether the process of a session on this machine still runs. A number may be used again, so the command line
@@ -215,6 +216,12 @@ std::string RunData::rate() const {
 }
 
 bool RunData::is_default(const RunSetting& setting) const { return setting.source.starts_with("default"); }
+
+bool is_still_running(const Json& run) {
+  if (!is_run_file(run) || run.at("sessions").empty()) return false;
+  const Json& session = run.at("sessions").back();
+  return !value_at(session, "ended").is_number() && number_at(session, "pid") != ::getpid() && is_alive(session);
+}
 
 absl::StatusOr<RunData> load_run(const std::string& folder) {
   if (!is_run(folder)) return not_a_run(folder);

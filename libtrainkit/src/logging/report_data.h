@@ -71,6 +71,10 @@ struct RunData {
   bool is_default(const RunSetting& setting) const;
 };
 
+/// Returns whether the last session of a run.json has not ended, and its process, another one on this machine, still
+/// runs.
+bool is_still_running(const nlohmann::ordered_json& run);
+
 /// Reads a run. Error of exit code 2 (run.none) for a folder without a file of a run; of exit code 6 if metrics.jsonl
 /// cannot be read.
 absl::StatusOr<RunData> load_run(const std::string& folder);

@@ -1,5 +1,6 @@
 #include "logging/run_file.h"
 
+#include <fmt/format.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -9,9 +10,13 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <mutex>
+#include <random>
+#include <set>
 
 #include "core/host_memory.h"
+#include "core/new_files.h"
 #include "core/strict_json.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
@@ -106,8 +111,9 @@ absl::Status write_run(const std::string& output_dir, const Json& run) {
                                run.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
-/// Changes the session of this process, if it is the last one of the file. Thread-safe: the log writer changes it too.
-absl::Status change_session(const std::string& output_dir, const std::function<void(Json& session)>& change) {
+/// Changes the run and the session of this process, if that is the last one of the file. Thread-safe: the log writer
+/// changes it too.
+absl::Status change_run(const std::string& output_dir, const std::function<void(Json& run, Json& session)>& change) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   Json run = read_json_file(output_dir + "/" + kRunFile);
@@ -116,9 +122,68 @@ absl::Status change_session(const std::string& output_dir, const std::function<v
   }
   Json& session = run["sessions"].back();
   if (!session.is_object() || !session.contains("pid") || session["pid"] != ::getpid()) return absl::OkStatus();
-  change(session);
+  change(run, session);
   return write_run(output_dir, run);
 }
+
+absl::Status change_session(const std::string& output_dir, const std::function<void(Json& session)>& change) {
+  return change_run(output_dir, [&](Json&, Json& session) { change(session); });
+}
+
+// Note [List of a run's files]
+//
+// The list proves that a file is the run's own, so that a later run may replace it (app/run_files.h). A name is listed
+// before the file has it: a process that is killed leaves no file that is not listed. The digest of a file that changes
+// during the run would be out of date after a kill, so it is null until the session ends. Files that other processes or
+// a rename may change never get a digest.
+
+/// The files that this process has written to the folder of its run.
+class WrittenFiles {
+ public:
+  static WrittenFiles& of_process() {
+    static auto* const made = new WrittenFiles;
+    return *made;
+  }
+
+  /// Starts the list of a session whose run.json has these names.
+  void begin(const std::string& output_dir, const std::vector<std::string>& names) {
+    const std::lock_guard lock(mutex_);
+    output_dir_ = output_dir;
+    digests_.clear();
+    listed_ = {names.begin(), names.end()};
+    watch_written_files(output_dir, [this](const std::string& name, const std::string& digest) { add(name, digest); });
+  }
+
+  /// Copies the digests into the list of `run`.
+  void end(Json& run) {
+    const std::lock_guard lock(mutex_);
+    if (!run.contains("files")) return;
+    for (const auto& [name, digest] : digests_) run["files"][name] = digest;
+    listed_.clear();  // a file that is written again gets null again
+  }
+
+ private:
+  void add(const std::string& name, const std::string& digest) {
+    if (name == kRunFile) return;
+    std::string output_dir;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!kChangeLater.contains(name)) digests_[name] = digest;
+      if (!listed_.insert(name).second) return;
+      output_dir = output_dir_;
+    }
+    // The file itself is written even if it cannot be listed: a later run refuses to replace it.
+    change_run(output_dir, [&](Json& run, Json&) {
+      if (run.contains("files")) run["files"][name] = nullptr;
+    }).IgnoreError();
+  }
+
+  inline static const std::set<std::string> kChangeLater = {"best.safetensors", "error.json", "report.html"};
+  std::mutex mutex_;
+  std::string output_dir_;
+  std::map<std::string, std::string> digests_;
+  std::set<std::string> listed_;
+};
 
 Json monitor_json(const MonitorReport& report) {
   const StepSplit& split = report.split;
@@ -187,8 +252,12 @@ std::vector<RunSetting> parse_settings(std::string_view yaml) {
 
 absl::Status begin_session(const std::string& output_dir, const SessionStart& start) {
   Json run = start.resume_step >= 0 ? read_json_file(output_dir + "/" + kRunFile) : Json(nullptr);
-  if (!run.is_object() || !run.contains("sessions") || !run["sessions"].is_array()) {
-    run = {{"program", escape_text(start.program)}, {"sessions", Json::array()}};
+  if (!is_run_file(run)) {
+    run = {{"program", escape_text(start.program)}, {"files", Json::object()}, {"sessions", Json::array()}};
+  }
+  if (!start.id.empty()) run["id"] = start.id;
+  for (const std::string& name : start.files) {
+    if (run.contains("files")) run["files"][name] = nullptr;
   }
   std::error_code ignored;
   Json session = {{"started", unix_time()},
@@ -202,7 +271,37 @@ absl::Status begin_session(const std::string& output_dir, const SessionStart& st
   if (const std::string commit = git_commit(); !commit.empty()) session["commit"] = commit;
   if (start.resume_step >= 0) session["changes"] = start.changes;
   run["sessions"].push_back(std::move(session));
+  WrittenFiles::of_process().begin(output_dir, start.files);
   return write_run(output_dir, run);
+}
+
+absl::Status write_file_list(const std::string& output_dir, const std::string& program,
+                             const std::vector<std::pair<std::string, std::string>>& files) {
+  Json run = {{"program", escape_text(program)}, {"files", Json::object()}, {"sessions", Json::array()}};
+  for (const auto& [name, digest] : files) run["files"][name] = digest.empty() ? Json(nullptr) : Json(digest);
+  return write_run(output_dir, run);
+}
+
+const Json& listed_files(const Json& run) {
+  static const Json none = nullptr;
+  if (!is_run_file(run)) return none;
+  const auto found = run.find("files");
+  return found != run.end() && found->is_object() ? *found : none;
+}
+
+bool is_run_file(const Json& run) {
+  return run.is_object() && run.contains("program") && run.contains("sessions") && run.at("sessions").is_array();
+}
+
+std::string make_run_id() {
+  std::random_device random;  // not the run's generator, whose state must not change
+  return fmt::format("{:08x}{:08x}", random(), random());
+}
+
+std::string read_run_id(const std::string& output_dir) {
+  const Json run = read_json_file(output_dir + "/" + kRunFile);
+  if (!is_run_file(run) || !run.contains("id") || !run["id"].is_string()) return "";
+  return run["id"].get<std::string>();
 }
 
 absl::Status describe_session(const std::string& output_dir, const RunFacts& facts, const std::string& monitor,
@@ -215,7 +314,8 @@ absl::Status describe_session(const std::string& output_dir, const RunFacts& fac
 }
 
 absl::Status end_session(const std::string& output_dir, const RunSummary& summary, const MonitorReport& monitor) {
-  return change_session(output_dir, [&](Json& session) {
+  return change_run(output_dir, [&](Json& run, Json& session) {
+    WrittenFiles::of_process().end(run);
     session["ended"] = unix_time();
     session["exit_reason"] = escape_text(summary.exit_reason);
     session["exit_code"] = summary.exit_code;

@@ -35,11 +35,33 @@ struct SessionStart {
   int64_t resume_step = -1;
   /// ConfigParser::changes() of a session that continues a run.
   std::vector<std::string> changes = {};
+  /// Identifies the run in the names of its TensorBoard files; see make_run_id(). Empty: a run of an earlier version.
+  std::string id = {};
+  /// Files that the run writes next, relative to its folder.
+  std::vector<std::string> files = {};
 };
 
+/// Returns the id of the run in `output_dir`; empty if there is none, or a run of an earlier version.
+std::string read_run_id(const std::string& output_dir);
+/// Returns a new random id of 16 hexadecimal digits.
+std::string make_run_id();
+
 /// Adds a session of this process to `<output_dir>/run.json`. A session that does not continue a run replaces the file.
-/// Errors: exit code 6.
+/// From now on the list "files" of run.json gets the name of each file that this process writes to the folder with
+/// write_file_atomically(), before the file gets its name. end_session() adds the digests of their contents. Errors:
+/// exit code 6.
 absl::Status begin_session(const std::string& output_dir, const SessionStart& start);
+
+/// Writes a run.json without sessions to the common folder of several runs: the list of its files, each with the digest
+/// of its contents, or "" if that changes.
+absl::Status write_file_list(const std::string& output_dir, const std::string& program,
+                             const std::vector<std::pair<std::string, std::string>>& files);
+
+/// The list "files" of a run.json: a name is null while the run writes the file, later the digest of its contents. Null
+/// for a run of an earlier version, which has no list, and for a file that is not valid.
+const nlohmann::ordered_json& listed_files(const nlohmann::ordered_json& run);
+/// Whether this is the content of a run.json, of this or an earlier version.
+bool is_run_file(const nlohmann::ordered_json& run);
 
 /// Adds the first lines of the run, and the metric that selects the best step, to the session of this process.
 absl::Status describe_session(const std::string& output_dir, const RunFacts& facts, const std::string& monitor,

@@ -16,7 +16,7 @@ absl::StatusOr<std::unique_ptr<RunLogger>> open_run_log(const RunLogOptions& opt
     const bool own_place = options.tensorboard_dir.empty();
     TRAINKIT_ASSIGN_OR_RETURN(auto tensorboard, TensorBoardLogger::open(own_place ? options.output_dir + "/tensorboard"
                                                                                   : options.tensorboard_dir,
-                                                                        options.settings));
+                                                                        options.settings, options.run_id));
     run->add(std::move(tensorboard));
   }
   if (options.use_wandb) {

@@ -22,6 +22,8 @@ struct RunLogOptions {
   bool use_tensorboard = true;
   /// TensorBoard folder. Default if empty: `<output_dir>/tensorboard`.
   std::string tensorboard_dir = {};
+  /// Id of the run in the names of TensorBoard's files; see TensorBoardLogger::open.
+  std::string run_id = {};
   /// Settings of the run, for TensorBoard's HPARAMS. W&B has its own in `wandb`.
   std::map<std::string, std::string> settings = {};
   bool use_wandb = false;

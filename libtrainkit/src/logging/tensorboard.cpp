@@ -9,6 +9,7 @@
 
 #include "append_file.h"
 #include "escape_name.h"
+#include "logging/event_files.h"
 #include "tf_event.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
@@ -21,6 +22,9 @@ namespace {
 
 constexpr std::string_view kPrefix = "events.out.tfevents.";
 constexpr std::string_view kSuffix = ".trainkit";
+/// Before the id of a run.
+constexpr std::string_view kRun = ".run-";
+constexpr size_t kIdDigits = 16;
 
 double wall_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -39,7 +43,7 @@ std::vector<std::string> event_files(const std::string& folder) {
 }
 
 /// Returns a name that sorts after `names`, even if the clock went backwards or two files are opened within a second.
-std::string next_file_name(const std::vector<std::string>& names) {
+std::string next_file_name(const std::vector<std::string>& names, const std::string& run_id) {
   int64_t seconds = static_cast<int64_t>(wall_time());
   for (const std::string& name : names) {
     int64_t taken = 0;
@@ -48,15 +52,25 @@ std::string next_file_name(const std::vector<std::string>& names) {
   }
   char host[256] = "localhost";
   if (::gethostname(host, sizeof host - 1) != 0) host[0] = '\0';
-  return fmt::format("{}{:010}.{}.{}{}", kPrefix, seconds, host, ::getpid(), kSuffix);
+  return fmt::format("{}{:010}.{}.{}{}{}{}", kPrefix, seconds, host, ::getpid(), run_id.empty() ? "" : kRun, run_id,
+                     kSuffix);
 }
 
 }  // namespace
 
+bool detail::is_event_file_of(std::string_view name, const std::string& run_id) {
+  if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix)) return false;
+  name.remove_suffix(kSuffix.size());
+  const size_t run = name.rfind(kRun);
+  const std::string_view id = run == name.npos ? "" : name.substr(run + kRun.size());
+  const bool has_id = id.size() == kIdDigits && id.find_first_not_of("0123456789abcdef") == id.npos;
+  return has_id ? id == run_id : run_id.empty();
+}
+
 class TensorBoardLogger::Impl {
  public:
-  Impl(std::string folder, std::map<std::string, std::string> settings)
-      : folder_(std::move(folder)), settings_(std::move(settings)) {}
+  Impl(std::string folder, std::map<std::string, std::string> settings, std::string run_id)
+      : folder_(std::move(folder)), settings_(std::move(settings)), run_id_(std::move(run_id)) {}
 
   void write(const detail::EventBuilder& event) {
     if (!file_ && !open_file()) return;
@@ -79,7 +93,7 @@ class TensorBoardLogger::Impl {
   absl::Status rewind(int64_t step) {
     file_.reset();
     for (const std::string& name : event_files(folder_)) {
-      if (!name.ends_with(kSuffix)) continue;
+      if (!detail::is_event_file_of(name, run_id_)) continue;
       TRAINKIT_RETURN_IF_ERROR(rewind_file(folder_ + "/" + name, step));
     }
     restart_step_ = step + 1;
@@ -88,7 +102,7 @@ class TensorBoardLogger::Impl {
 
  private:
   bool open_file() {
-    auto file = detail::AppendFile::open(folder_ + "/" + next_file_name(event_files(folder_)));
+    auto file = detail::AppendFile::open(folder_ + "/" + next_file_name(event_files(folder_), run_id_));
     if (!file.ok()) {
       open_error_.Update(file.status());
       return false;
@@ -136,6 +150,7 @@ class TensorBoardLogger::Impl {
 
   const std::string folder_;
   const std::map<std::string, std::string> settings_;
+  const std::string run_id_;
   std::unique_ptr<detail::AppendFile> file_;
   absl::Status open_error_;
   int64_t restart_step_ = 0;
@@ -145,13 +160,10 @@ TensorBoardLogger::TensorBoardLogger(std::unique_ptr<Impl> impl) : impl_(std::mo
 TensorBoardLogger::~TensorBoardLogger() = default;
 
 absl::StatusOr<std::unique_ptr<TensorBoardLogger>> TensorBoardLogger::open(
-    const std::string& folder, const std::map<std::string, std::string>& settings) {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (!error && !std::filesystem::is_directory(folder)) error = std::make_error_code(std::errc::not_a_directory);
-  if (!error && ::access(folder.c_str(), W_OK | X_OK) != 0) error.assign(errno, std::generic_category());
-  if (error) return detail::storage_error(folder, "cannot create", error.value());
-  return std::unique_ptr<TensorBoardLogger>(new TensorBoardLogger(std::make_unique<Impl>(folder, settings)));
+    const std::string& folder, const std::map<std::string, std::string>& settings, const std::string& run_id) {
+  TRAINKIT_RETURN_IF_ERROR(Fs::posix().create_directories(folder).status());
+  if (::access(folder.c_str(), W_OK | X_OK) != 0) return detail::storage_error(folder, "cannot create", errno);
+  return std::unique_ptr<TensorBoardLogger>(new TensorBoardLogger(std::make_unique<Impl>(folder, settings, run_id)));
 }
 
 void TensorBoardLogger::log(const LogRecord& record) {

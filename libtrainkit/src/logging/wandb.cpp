@@ -8,7 +8,6 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -17,8 +16,10 @@
 #include <thread>
 
 #include "append_file.h"
+#include "core/new_files.h"
 #include "escape_name.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/format.h"
 #include "trainkit/logging/sinks.h"
@@ -147,9 +148,7 @@ absl::StatusOr<std::string> run_id(const WandbOptions& options) {
   std::string id;
   if (options.resume && std::getline(std::ifstream(path), id) && !id.empty()) return id;
   id = random_id();
-  std::ofstream file(path, std::ios::trunc);
-  file << id << "\n";
-  if (!file.flush()) return detail::storage_error(path, "cannot write", errno);
+  TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), path, id + "\n"));
   return id;
 }
 
@@ -174,7 +173,8 @@ int spawn_client(const std::string& python, int socket, const std::string& log, 
   posix_spawnattr_init(&attributes);
   int error = posix_spawn_file_actions_adddup2(&actions, socket, 0);
   if (error == 0) {
-    error = posix_spawn_file_actions_addopen(&actions, 1, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
+    error =
+        posix_spawn_file_actions_addopen(&actions, 1, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, detail::kNewFileMode);
   }
   if (error == 0) error = posix_spawn_file_actions_adddup2(&actions, 1, 2);
   sigset_t none, all;
@@ -330,9 +330,7 @@ WandbLogger::WandbLogger(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 WandbLogger::~WandbLogger() = default;
 
 absl::StatusOr<std::unique_ptr<WandbLogger>> WandbLogger::create(const WandbOptions& options) {
-  std::error_code error;
-  std::filesystem::create_directories(options.dir + "/wandb", error);
-  if (error) return detail::storage_error(options.dir + "/wandb", "cannot create", error.value());
+  TRAINKIT_RETURN_IF_ERROR(Fs::posix().create_directories(options.dir + "/wandb").status());
   TRAINKIT_ASSIGN_OR_RETURN(const std::string id, run_id(options));
 
   int ends[2];

@@ -92,7 +92,7 @@ absl::StatusOr<CheckpointStore> CheckpointStore::open(const std::string& output_
 // for the same reason: the names that a process sees may be newer than those on the disk.
 
 /// Removes the remains of interrupted saves. One that cannot be removed does not stop the removal of the others;
-/// returns the first error.
+/// returns the first error. A folder with a file of the user stays.
 absl::Status CheckpointStore::Impl::remove_stale() const {
   TRAINKIT_ASSIGN_OR_RETURN(const auto names, folder.list());
   const auto stale = [](const std::string& name) { return name.starts_with(kTemporaryPrefix); };
@@ -101,7 +101,9 @@ absl::Status CheckpointStore::Impl::remove_stale() const {
   TRAINKIT_RETURN_IF_ERROR(folder.sync());
   absl::Status first;
   for (const std::string& name : names) {
-    if (stale(name)) first.Update(folder.remove_tree(name));
+    if (!stale(name)) continue;
+    const auto checkpoint = folder.open_directory(name);
+    if (!checkpoint.ok() || detail::foreign_entry(*checkpoint).empty()) first.Update(folder.remove_tree(name));
   }
   return first;
 }
@@ -157,7 +159,8 @@ absl::Status CheckpointStore::Impl::put_in_place(const std::string& temporary, i
 }
 
 /// Deletes checkpoints in excess of keep_last: first steps after `newest`, of a run that was rolled back; then the
-/// oldest. Milestones up to `newest` stay. Continues after an error and returns the first one.
+/// oldest. Milestones up to `newest`, and checkpoints with a file of the user, stay. Continues after an error and
+/// returns the first one.
 absl::Status CheckpointStore::Impl::drop_old(int64_t newest) const {
   absl::Status first;
   if (keep_last > 0) {
@@ -168,6 +171,8 @@ absl::Status CheckpointStore::Impl::drop_old(int64_t newest) const {
     const auto surplus = static_cast<int64_t>(steps.size()) - keep_last + (stays(newest) ? 1 : 0);
     for (int64_t i = 0; i < surplus; ++i) {
       const std::string name = step_name(steps[static_cast<size_t>(i)]);
+      const auto checkpoint = folder.open_directory(name);
+      if (checkpoint.ok() && !detail::foreign_entry(*checkpoint).empty()) continue;  // a file of the user is in it
       // Renamed before it is deleted, see Note [Checkpoint commit].
       first.Update(folder.rename(name, temporary_name(name)));
     }

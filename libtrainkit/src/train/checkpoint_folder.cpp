@@ -15,6 +15,17 @@
 
 namespace trainkit::detail {
 
+std::string foreign_entry(const Directory& checkpoint) {
+  const auto names = checkpoint.list();
+  if (!names.ok()) return ".";
+  for (const std::string& name : *names) {
+    const bool is_known = name == kManifestFile || name == kModelFile || name == kOptimizerFile || name == kStateFile;
+    const auto type = checkpoint.type_of(name);
+    if (!is_known || !type.ok() || *type != EntryType::kFile) return name;
+  }
+  return "";
+}
+
 std::string step_name(int64_t step) { return fmt::format("step-{:08}", step); }
 
 std::optional<int64_t> parse_step(std::string_view name) {

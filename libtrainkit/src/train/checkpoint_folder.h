@@ -23,6 +23,9 @@ inline constexpr char kOptimizerFile[] = "optimizer.safetensors";
 inline constexpr char kStateFile[] = "state.json";
 inline constexpr int64_t kMaxStateBytes = int64_t{1} << 30;
 
+/// Returns the first entry of a checkpoint that is no file of one; "" if there is none. An unreadable folder has ".".
+std::string foreign_entry(const Directory& checkpoint);
+
 /// "step-00000120".
 std::string step_name(int64_t step);
 /// Parses a folder name made by step_name; nullopt for any other name.

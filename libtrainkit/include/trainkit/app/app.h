@@ -45,6 +45,9 @@ struct AppInfo {
   /// Own flags that --help lists, in this order, before the most used shared ones; --help all lists every flag. Empty:
   /// all own flags.
   std::vector<std::string> help_flags = {};
+  /// Files that App::save writes, relative to the run's folder ("tokenizer.json"). A new run does not start if one
+  /// exists that no earlier run is known to have written.
+  std::vector<std::string> files = {};
 };
 
 /// The settings of one run. References stay valid until run_app() returns.
@@ -172,7 +175,8 @@ class App {
                                      RunFacts& facts);
   /// Changes the trainer's options: the metric to monitor, what checkpoints keep.
   virtual void configure(RunContext& context, TrainerOptions& options, DeviceReplicator& devices);
-  /// Writes files next to the checkpoints before training starts (a tokenizer). Rank 0 alone.
+  /// Writes files next to the checkpoints before training starts (a tokenizer), with write_file_atomically(). AppInfo
+  /// lists them. Rank 0 alone.
   virtual absl::Status save(const RunOptions& run) const;
 
   // ---- During training
@@ -218,6 +222,9 @@ struct TrainedRun {
   /// Returns the path of a file that the trainer has stored in the run's folder. run.file (exit code 5) if it is
   /// missing, as in a run of an earlier version; `content` describes it: "its tokenizer".
   absl::StatusOr<std::string> file(const std::string& name, const std::string& content) const;
+
+  /// Refuses to replace an existing file unless --overwrite was given to the command: cli.word (exit code 2).
+  absl::Status check_output(const std::string& path) const;
 
   /// Loads the model that `factory` makes, and prints the weights and devices as one line on stderr. While the model
   /// runs over many rows, the progress is shown on stderr in units of `unit`.
@@ -301,8 +308,9 @@ RunFacts describe_run(const RunOptions& run, Trainer& trainer, const Placement& 
 std::string describe_time(const TrainerResult& result);
 std::string describe_next(const TrainerResult& result, const RunOptions& run, const std::string& program);
 
-/// Creates `<output_dir>/results`, the folder for the files of App::on_best and App::test, and returns its path.
-/// --overwrite removes it with everything in it. Errors: exit code 6.
+/// Creates `<output_dir>/results`, the folder for the files of App::on_best and App::test, and returns its path. Write
+/// the files with write_file_atomically(): run.json then lists them, so that --overwrite may remove them. A new run
+/// does not start in a folder with other files in results/. Errors: exit code 6.
 absl::StatusOr<std::string> results_dir(const RunOptions& run);
 
 /// Returns the settings of one of several runs (App::repeat_of): it writes to `<output_dir>/<name>`, and resumes if
@@ -327,9 +335,11 @@ void log_test(Logger& logger, const TrainerResult& result, const Metrics& scores
 class RunFolder {
  public:
   /// Creates the folder and its files. On resume it removes the log records after the resumed step. `program` is the
-  /// project's name in W&B. Errors: exit code 5 for --resume, 6 if the disk fails, 2 if W&B cannot start.
+  /// project's name in W&B; `files` are AppInfo::files. Errors: exit code 5 for --resume, 6 if the disk fails, 2 if W&B
+  /// cannot start.
   static absl::StatusOr<std::unique_ptr<RunFolder>> open(const ConfigParser& parser, const RunOptions& run,
-                                                         const Placement& placement, const std::string& program);
+                                                         const Placement& placement, const std::string& program,
+                                                         const std::vector<std::string>& files = {});
 
   /// Returns the logger of the run; print() shows a line above the progress bar.
   RunLogger& logger() { return *logger_; }

@@ -208,12 +208,17 @@ int resolve_num_workers(const RunOptions& options, const DevicePlan& plan,
 
 /// Prepares `options.output_dir` for a run; writes nothing in a dry run.
 ///
-/// A folder with a checkpoint requires --resume or --overwrite, one with a finished run --overwrite (else kUsage).
-/// Other folders are used as they are. kStorage if the path is a file, cannot be created or is not writable.
-absl::Status prepare_output_dir(const ConfigParser& parser, const RunOptions& options);
+/// A folder with a checkpoint requires --resume or --overwrite, one with a finished run --overwrite (else kUsage). A
+/// new run, with --overwrite too, replaces only files that an earlier run in this folder is known to have written:
+/// run.json lists them. A file of the same name that somebody else put there, or changed, is storage.foreign (kUsage);
+/// `files` are further names that the program writes. All other files stay. kStorage if the path is a file, cannot be
+/// created or is not writable.
+absl::Status prepare_output_dir(const ConfigParser& parser, const RunOptions& options,
+                                const std::vector<std::string>& files = {});
 
-/// With --overwrite removes the files of the earlier run, by name, and nothing else. Call it when nothing but training
-/// is left to do, so that a new run that cannot start loses nothing; run_app does. Errors: kStorage.
-absl::Status remove_earlier_run(const RunOptions& options);
+/// Removes the files of the earlier run that the new one replaces, with --overwrite those of a finished one too, and
+/// nothing else. Call it when nothing but training is left to do, so that a new run that cannot start loses nothing;
+/// run_app does. Errors: kStorage, and those of prepare_output_dir.
+absl::Status remove_earlier_run(const RunOptions& options, const std::vector<std::string>& files = {});
 
 }  // namespace trainkit

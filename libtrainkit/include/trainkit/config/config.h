@@ -211,6 +211,8 @@ class ConfigParser {
   /// Replaces the help of an option, such as one that has another meaning in a subcommand.
   void set_help(std::string_view name, std::string help);
 
+  /// Returns the path of --config; empty if it was not given.
+  const std::string& config_file() const;
   /// Whether a preset, a file or a flag gave the value. False for a value of the run to continue.
   bool is_given(std::string_view name) const;
   /// Whether the value is a default: neither given nor of the run to continue.

@@ -132,7 +132,7 @@ enum class EntryType { kFile, kDirectory, kLink, kOther };
 /// after its path is renamed. Callable from any number of threads.
 class Directory {
  public:
-  /// Creates a new, empty file (O_CREAT | O_EXCL, mode 0600). Returns kAlreadyExists if the name is taken.
+  /// Creates a new, empty file (O_CREAT | O_EXCL, mode 0664 less the umask). kAlreadyExists if the name is taken.
   absl::StatusOr<WritableFile> create_file(const std::string& name) const;
   /// Opens an existing regular file for write_at(); keeps its contents. Returns kFailedPrecondition for a link, also
   /// for a file with several hard links, or any other type of entry.
@@ -140,7 +140,7 @@ class Directory {
   /// Opens a regular file. Returns kFailedPrecondition for a link or any other type of entry.
   absl::StatusOr<ReadableFile> open_file(const std::string& name) const;
   absl::StatusOr<std::string> read_file(const std::string& name, int64_t max_bytes) const;
-  /// Creates a directory with mode 0700.
+  /// Creates a directory with the mode 0775 less the umask.
   absl::Status create_directory(const std::string& name) const;
   absl::StatusOr<Directory> open_directory(const std::string& name) const;
   /// Renames an entry in this directory atomically; replaces an existing file. Returns kFailedPrecondition rather than
@@ -186,7 +186,7 @@ class Fs {
   static Fs& posix();
 
   absl::StatusOr<Directory> open_directory(const std::string& path) const;
-  /// Creates the missing directories of the path (mode 0700), flushes them to the disk and opens the last one.
+  /// Creates the missing directories of the path (create_directory), flushes them to the disk and opens the last one.
   absl::StatusOr<Directory> create_directories(const std::string& path) const;
   /// Opens a regular file. Never blocks on a pipe.
   absl::StatusOr<ReadableFile> open_file(const std::string& path) const;

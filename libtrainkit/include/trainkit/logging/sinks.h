@@ -66,8 +66,9 @@ absl::StatusOr<std::vector<LogRecord>> read_jsonl(const std::string& path);
 /// "train/gpu_utilisation/0". A text keeps its own tag. Tags are escaped (escape_text in core/error.h). Scalars are
 /// single precision, as in TensorBoard.
 ///
-/// The file is `events.out.tfevents.<seconds>.<host>.<pid>.trainkit`. It is opened at the first record, with a name
-/// that sorts after the other files of the folder. Each event is one write, framed as a TFRecord:
+/// The file is `events.out.tfevents.<seconds>.<host>.<pid>.trainkit`, with `.run-<id>` before `.trainkit` for a run
+/// with an id. It is opened at the first record, with a name that sorts after the other files of the folder. Each event
+/// is one write, framed as a TFRecord:
 ///
 ///   uint64 length | uint32 masked CRC-32C of the length | data | uint32 masked CRC-32C of the data (little-endian)
 ///   mask(c) = (c >> 15 | c << 17) + 0xa282ead8;   data: a serialised tensorflow.Event
@@ -76,11 +77,13 @@ absl::StatusOr<std::vector<LogRecord>> read_jsonl(const std::string& path);
 /// Source: tensorflow/core/lib/io/record_writer.h and tensorflow/core/util/event.proto (TensorFlow 2).
 class TensorBoardLogger final : public Logger {
  public:
-  /// Creates the folder if necessary; one folder is one run. With the `settings` of the run, TensorBoard lists them as
-  /// its hyperparameters (tab HPARAMS), and the tab CUSTOM SCALARS has one chart each for loss, scores and throughput.
-  /// Exit code 6 if the folder cannot be created.
+  /// Creates the folder if necessary; TensorBoard shows one folder as one run. With the `settings` of the run,
+  /// TensorBoard lists them as its hyperparameters (tab HPARAMS), and the tab CUSTOM SCALARS has one chart each for
+  /// loss, scores and throughput. A folder that other runs may use needs a `run_id` of 16 hexadecimal digits: rewind()
+  /// then changes the files with this id alone. Exit code 6 if the folder cannot be created.
   static absl::StatusOr<std::unique_ptr<TensorBoardLogger>> open(
-      const std::string& folder, const std::map<std::string, std::string>& settings = {});
+      const std::string& folder, const std::map<std::string, std::string>& settings = {},
+      const std::string& run_id = {});
   ~TensorBoardLogger() override;
 
   void log(const LogRecord& record) override;
@@ -91,9 +94,10 @@ class TensorBoardLogger final : public Logger {
   /// Marks the run as finished in HPARAMS, then flush().
   absl::Status close() override;
 
-  /// Truncates every file that this library wrote to the folder before its first event that is torn or belongs to a
-  /// step after `step`. Removes files without events. The next file begins with TensorFlow's restart mark, so that a
-  /// running TensorBoard drops the same steps. rewind(-1) removes the files.
+  /// Truncates every file of this run (of the same `run_id`; without one, every file that this library wrote to the
+  /// folder for a run without an id) before its first event that is torn or belongs to a step after `step`. Removes
+  /// files without events. The next file begins with TensorFlow's restart mark, so that a running TensorBoard drops the
+  /// same steps. rewind(-1) removes the files.
   absl::Status rewind(int64_t step) override;
 
  private:
