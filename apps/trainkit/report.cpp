@@ -55,7 +55,7 @@ absl::StatusOr<int> report_command(const Arguments& given) {
   using trainkit::detail::check_replaced;
   TRAINKIT_RETURN_IF_ERROR(check_replaced("--out", out, {trainkit::detail::report_begin()}, "a report"));
   TRAINKIT_RETURN_IF_ERROR(check_replaced(
-      "--csv", csv, {"run,program,outcome,", "run,outcome,steps,", "run,outcome,seconds,"}, "a table of runs"));
+      "--csv", csv, {"run,program,outcome,", "run,outcome,steps,", "run,outcome,seconds,"}, "a report as csv"));
   TRAINKIT_ASSIGN_OR_RETURN(const std::string page, trainkit::detail::render_report(runs));
   TRAINKIT_RETURN_IF_ERROR(write_output(out, page));
   if (csv.empty()) return 0;
