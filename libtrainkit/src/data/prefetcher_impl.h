@@ -41,7 +41,9 @@ class Prefetcher::Impl {
   const Sampler& sampler() const { return batch_reader_->sampler(); }
   const PrefetcherOptions& options() const { return options_; }
   int64_t epoch() const { return epoch_; }
-  int64_t batch_in_epoch() const { return position_ / options_.batch_size; }
+  int64_t batch_in_epoch() const {
+    return at_epoch_end() ? batches_per_epoch() : position_ / options_.batch_size;  // the last batch may be smaller
+  }
   int64_t batches_per_epoch() const { return schedule(0, 0).batches_per_epoch(); }
   bool at_epoch_end() const { return schedule(epoch_, position_).batches_in_first_epoch() == 0; }
 

@@ -57,10 +57,11 @@ LRScheduler::LRScheduler(Optimizer& optimizer, std::shared_ptr<const LRSchedule>
     : optimizer_(&optimizer),
       schedule_(std::move(schedule)),
       plateau_(plateau),
-      base_lr_(optimizer.lr()),
+      base_lr_(optimizer.initial_lr()),
       best_(worst(plateau)) {
   TORCH_CHECK_VALUE(schedule_ != nullptr, "LRScheduler: the schedule must not be null");
   if (plateau_) check(*plateau_);
+  if (std::exchange(optimizer.had_scheduler_, true)) first_step_ = applied_steps();
   apply();
 }
 
@@ -68,12 +69,13 @@ void LRScheduler::step() { apply(); }
 
 void LRScheduler::apply() {
   if (const std::optional<int64_t> count = optimizer_->known_step_count()) {
-    optimizer_->set_lr(base_lr_ * schedule_->factor(*count));
+    optimizer_->set_scheduled_lr(lr_after(*count));
     return;
   }
   const at::NoGradGuard no_grad;
-  reserve(optimizer_->max_step_count() + 1);
+  reserve(optimizer_->max_step_count() - first_step_ + 1);
   index_.copy_(optimizer_->step_count());
+  if (first_step_ > 0) index_.sub_(first_step_).clamp_min_(0);
   index_.clamp_max_(table_.numel() - 1);
   optimizer_->set_lr_on_device(table_.index_select(0, index_).mul_(device_base_lr_));
 }
@@ -132,14 +134,20 @@ bool LRScheduler::step_metric(double metric) {
   return true;
 }
 
-double LRScheduler::lr() const {
+int64_t LRScheduler::applied_steps() const {
+  if (optimizer_->max_step_count() == 0) return 0;
   const std::optional<int64_t> known = optimizer_->known_step_count();
-  const int64_t count = known ? *known : optimizer_->step_count().item<int64_t>();
-  return base_lr_ * schedule_->factor(count);
+  return known ? *known : optimizer_->step_count().item<int64_t>();
+}
+
+double LRScheduler::lr() const { return lr_after(applied_steps()); }
+
+double LRScheduler::lr_after(int64_t applied_steps) const {
+  return base_lr_ * schedule_->factor(std::max<int64_t>(0, applied_steps - first_step_));
 }
 
 StateDict LRScheduler::state_dict() const {
-  StateDict state{{"base_lr", base_lr_}};
+  StateDict state{{"base_lr", base_lr_}, {"first_step", first_step_}};
   if (plateau_) {
     state["best"] = best_;
     state["num_bad_epochs"] = num_bad_epochs_;
@@ -159,6 +167,11 @@ absl::Status LRScheduler::load_state_dict(const StateDict& state) {
   };
   TRAINKIT_ASSIGN_OR_RETURN(const double base_lr, get_state<double>(state, "base_lr"));
   if (!detail::finite_not_negative(base_lr)) return out_of_range("base_lr", base_lr);
+  int64_t first_step = 0;
+  if (state.contains("first_step")) {
+    TRAINKIT_ASSIGN_OR_RETURN(first_step, get_state<int64_t>(state, "first_step"));
+    if (first_step < 0) return out_of_range("first_step", static_cast<double>(first_step));
+  }
   if (plateau_) {
     TRAINKIT_ASSIGN_OR_RETURN(const double best, get_state<double>(state, "best"));
     TRAINKIT_ASSIGN_OR_RETURN(const int64_t bad, get_state<int64_t>(state, "num_bad_epochs"));
@@ -170,6 +183,7 @@ absl::Status LRScheduler::load_state_dict(const StateDict& state) {
     num_bad_epochs_ = bad;
     cooldown_counter_ = cooldown;
   }
+  first_step_ = first_step;
   set_base_lr(base_lr);
   return absl::OkStatus();
 }

@@ -81,6 +81,7 @@ const at::Tensor& gradient_of(const at::Tensor& param) { return param.unsafeGetT
 
 Optimizer::Optimizer(const BaseOptions& options)
     : lr_(options.lr),
+      initial_lr_(options.lr),
       weight_decay_(options.weight_decay),
       capturable_(options.capturable),
       on_device_(options.capturable) {}
@@ -193,6 +194,11 @@ void Optimizer::count_on_device() {
 }
 
 void Optimizer::set_lr(double lr) {
+  set_scheduled_lr(lr);
+  initial_lr_ = lr;
+}
+
+void Optimizer::set_scheduled_lr(double lr) {
   TORCH_CHECK_VALUE(lr >= 0 && std::isfinite(lr), "optimizer: lr must be finite and >= 0, got ", lr);
   lr_ = lr;
   if (device_lrs_.values.defined()) device_lrs_.values.copy_(device_lrs_.multiples.mul(lr));
@@ -200,6 +206,7 @@ void Optimizer::set_lr(double lr) {
 
 void Optimizer::set_lr_from(const Optimizer& other) {
   lr_ = other.lr_;
+  initial_lr_ = other.initial_lr_;
   if (!other.device_lrs_.values.defined()) return;
   count_on_device();
   device_lrs_.values.copy_(other.device_lrs_.values, /*non_blocking=*/true);

@@ -14,6 +14,8 @@
 namespace trainkit {
 namespace {
 
+constexpr char kInitialLr[] = "initial_lr";  // missing in older states
+
 absl::Status bad_state(std::string field, std::string problem, std::string got = {}, std::string expected = {}) {
   return to_status({.exit_code = ExitCode::kWeights,
                     .id = "ckpt.optimizer",
@@ -62,7 +64,7 @@ absl::Status check_entry(const std::string& name, const StateValue& saved, const
 }  // namespace
 
 StateDict Optimizer::state_dict() const {
-  StateDict state{{"type", std::string(type())}, {"lr", lr_}, {"step", int64_t{0}}};
+  StateDict state{{"type", std::string(type())}, {"lr", lr_}, {kInitialLr, initial_lr_}, {"step", int64_t{0}}};
   if (const auto known = known_step_count()) {
     state["step"] = *known;
   } else if (step_count_.defined()) {
@@ -93,6 +95,7 @@ absl::Status Optimizer::check_state(const StateDict& state) const {
   const StateDict own = state_dict();
   for (const auto& [name, mine] : own) {
     const auto saved = state.find(name);
+    if (saved == state.end() && name == kInitialLr) continue;
     if (saved == state.end()) return bad_state(name, "is missing from the saved optimizer state");
     TRAINKIT_RETURN_IF_ERROR(check_entry(name, saved->second, mine, steps));
   }
@@ -132,6 +135,9 @@ absl::Status Optimizer::load_state_dict(const StateDict& state) {
     groups_[i].weight_decay = std::get<double>(state.find(group_key(i, "weight_decay"))->second);
   }
   lr_ = std::get<double>(state.find("lr")->second);
+  if (const auto initial = state.find(kInitialLr); initial != state.end()) {
+    initial_lr_ = std::get<double>(initial->second);
+  }
   if (device_lrs_.values.defined()) {  // in place: a captured graph reads these addresses
     const DeviceLrs loaded = make_device_lrs(groups_, lr_);
     device_lrs_.multiples.copy_(loaded.multiples);

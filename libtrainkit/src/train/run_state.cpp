@@ -27,46 +27,6 @@
 namespace trainkit {
 namespace {
 
-StateDict progress_state(const RunProgress& progress) {
-  StateDict state = {{"step", progress.step},
-                     {"bad_evaluations", progress.bad_evaluations},
-                     {"best_step", progress.best_step},
-                     {"evaluated_step", progress.evaluated_step},
-                     {"weight_unit", progress.weight_unit},
-                     {"split", progress.split}};
-  for (const auto& [name, value] : progress.best) state["best." + name] = value;
-  return state;
-}
-
-absl::StatusOr<RunProgress> load_progress(const StateDict& state) {
-  RunProgress progress;
-  TRAINKIT_ASSIGN_OR_RETURN(progress.step, get_state<int64_t>(state, "step"));
-  TRAINKIT_ASSIGN_OR_RETURN(progress.bad_evaluations, get_state<int64_t>(state, "bad_evaluations"));
-  TRAINKIT_ASSIGN_OR_RETURN(progress.best_step, get_state<int64_t>(state, "best_step"));
-  progress.evaluated_step = progress.step;  // default for checkpoints without it
-  if (state.contains("evaluated_step")) {
-    TRAINKIT_ASSIGN_OR_RETURN(progress.evaluated_step, get_state<int64_t>(state, "evaluated_step"));
-  }
-  if (state.contains("weight_unit")) {
-    TRAINKIT_ASSIGN_OR_RETURN(progress.weight_unit, get_state<double>(state, "weight_unit"));
-  }
-  if (state.contains("split")) {
-    TRAINKIT_ASSIGN_OR_RETURN(progress.split, get_state<int64_t>(state, "split"));
-    if (progress.split < 1) {
-      return to_status({.exit_code = ExitCode::kWeights,
-                        .id = "ckpt.state",
-                        .field = "split",
-                        .problem = "is out of range",
-                        .got = std::to_string(progress.split),
-                        .expected = "at least 1"});
-    }
-  }
-  for (const auto& [name, value] : sub_state(state, "best")) {
-    if (const double* number = std::get_if<double>(&value)) progress.best[name] = *number;
-  }
-  return progress;
-}
-
 /// Reads the counters of a checkpoint and checks that they belong to its step.
 absl::StatusOr<RunProgress> load_progress(const CheckpointContents& contents, const CheckpointPath& found) {
   TRAINKIT_ASSIGN_OR_RETURN(RunProgress progress, load_progress(sub_state(contents.state, "trainer")));
@@ -183,6 +143,15 @@ absl::Status load_weights_and_averages(const NamedTensors& saved, const std::map
   return load_named_tensors(module, trained, path);
 }
 
+/// Sets the initial learning rate after a checkpoint without one was loaded. `own` is the rate of the flags: a lower
+/// base may be that of a plateau.
+void set_initial_lr_of_older(const RunParts& parts, double own) {
+  const double now = parts.optimizer.lr(), base = parts.scheduler ? parts.scheduler->base_lr() : now;
+  if (parts.scheduler && parts.scheduler->has_plateau() && base < own) return;
+  parts.optimizer.set_lr(base);
+  parts.optimizer.set_scheduled_lr(now);
+}
+
 /// Loads weights, optimizer, schedule and scaler.
 absl::Status load_model(const CheckpointContents& contents, const CheckpointPath& found, const RunParts& parts) {
   StateDict optimizer = sub_state(contents.state, "optimizer");
@@ -198,10 +167,12 @@ absl::Status load_model(const CheckpointContents& contents, const CheckpointPath
     TRAINKIT_RETURN_IF_ERROR(
         copy.optimizer->load_state_dict(detail::parts_of_state(optimizer, *copy.optimizer, *copy.shards)));
   }
+  const double own_lr = parts.optimizer.initial_lr();
   if (parts.copies.empty()) TRAINKIT_RETURN_IF_ERROR(parts.optimizer.load_state_dict(optimizer));
   if (parts.scheduler) {
     TRAINKIT_RETURN_IF_ERROR(parts.scheduler->load_state_dict(sub_state(contents.state, "scheduler")));
   }
+  if (!optimizer.contains("initial_lr")) set_initial_lr_of_older(parts, own_lr);
   const StateDict scaler = sub_state(contents.state, "scaler");
   return scaler.empty() ? absl::OkStatus() : parts.scaler.load_state_dict(scaler);
 }
@@ -216,6 +187,12 @@ std::string resume_warning(const StateDict& saved, const RunParts& parts, const 
         "the checkpoint was written on {} x {}, and the run continues on {} x {}: random numbers (dropout) differ from "
         "those of an uninterrupted run",
         std::max<int64_t>(replicas, 1), was, shape.replicas, is);
+  }
+  if (const int64_t rows = saved_shape(saved).global_batch_size; rows > 0 && rows != shape.global_batch_size) {
+    text += fmt::format(
+        "{}the checkpoint was written with {} rows per step, and the run continues with {}: it differs from an "
+        "uninterrupted one",
+        text.empty() ? "" : "; ", rows, shape.global_batch_size);
   }
   if (parts.scaler.enabled() && sub_state(saved, "scaler").empty()) {
     text += fmt::format(

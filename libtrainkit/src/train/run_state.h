@@ -45,6 +45,11 @@ struct RowTrace {
 /// Counters of a run.
 struct RunProgress {
   int64_t step = 0;
+  /// Number of earlier calls of fit of the Trainer, and the step and the loader's epoch at which this call began: its
+  /// limits count from there.
+  int64_t fit = 0;
+  int64_t first_step = 0;
+  int64_t first_epoch = 0;
   int64_t bad_evaluations = 0;
   int64_t best_step = 0;
   /// Last step that was evaluated; -1 if none.
@@ -57,6 +62,11 @@ struct RunProgress {
   RowTrace rows = {};
 };
 
+/// Converts the counters to the entries of a checkpoint, without the rows, and back. Entries that older checkpoints do
+/// not have keep their defaults. Error of exit code 5: a missing entry, or one out of range.
+StateDict progress_state(const RunProgress& progress);
+absl::StatusOr<RunProgress> load_progress(const StateDict& state);
+
 /// Rows per optimizer step, and the number of devices that share them. 0 if the checkpoint does not contain them.
 struct RunShape {
   int64_t global_batch_size = 0;
@@ -65,6 +75,9 @@ struct RunShape {
 
 /// Reads the shape of the run that wrote a checkpoint.
 RunShape saved_shape(const StateDict& state);
+
+/// Reads the call of fit that wrote a checkpoint (RunProgress::fit); 0 in older checkpoints.
+int64_t saved_fit(const StateDict& state);
 
 /// Prefix of the trained weights in a checkpoint with averages, see Note [Averages in a checkpoint].
 inline constexpr std::string_view kLivePrefix = "live.";
@@ -76,7 +89,7 @@ absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunP
 
 /// Restores a run from the checkpoint that `spec` names (see resolve_checkpoint), in the order of Note [Order of a
 /// resume]. Error of exit code 8: the run had another number of devices and `shape` has another global batch. Returns a
-/// warning for the user, or an empty string: random numbers differ on another kind or number of devices.
+/// warning for the user, or an empty string: random numbers differ on another kind or number of devices, or a step has another number of rows.
 absl::StatusOr<std::string> resume_run(const std::string& spec, const std::string& output_dir, const RunParts& parts,
                                        const RunShape& shape, RunProgress& progress);
 

@@ -13,11 +13,11 @@
 
 namespace trainkit {
 
-void StepRecords::add(LogRecord record, const StepMetrics& metrics, const std::vector<at::Tensor>& lrs) {
+void StepRecords::add(LogRecord record, const StepMetrics& metrics, LateRates rates) {
   std::vector<std::pair<std::string, double>> values;
   values.reserve(metrics.metrics.size() + 2 + record.values.size());
   std::vector<at::Tensor> scalars;
-  scalars.reserve(metrics.metrics.size() + 2 + lrs.size());
+  scalars.reserve(metrics.metrics.size() + 2 + rates.scalars.size());
   const auto add_scalar = [&](const std::string& name, const at::Tensor& scalar) {
     values.emplace_back(name, 0);  // emit() sets the value
     scalars.push_back(scalar);
@@ -26,7 +26,7 @@ void StepRecords::add(LogRecord record, const StepMetrics& metrics, const std::v
   for (const auto& [name, value] : metrics.metrics) add_scalar(name, value);
   if (metrics.grad_norm.defined()) add_scalar("grad_norm", metrics.grad_norm);
   const size_t named = scalars.size();
-  scalars.insert(scalars.end(), lrs.begin(), lrs.end());
+  scalars.insert(scalars.end(), rates.scalars.begin(), rates.scalars.end());
   std::move(record.values.begin(), record.values.end(), std::back_inserter(values));
   record.values = std::move(values);
   pending_.push_back({.record = std::move(record),
@@ -34,7 +34,8 @@ void StepRecords::add(LogRecord record, const StepMetrics& metrics, const std::v
                       .scalars = LateScalars(scalars),
                       .cause = metrics.first_nonfinite,
                       .row_indices = metrics.row_indices,
-                      .rows = metrics.rows});
+                      .rows = metrics.rows,
+                      .lrs = std::move(rates.values)});
 }
 
 std::string rows_to_check(const std::vector<int64_t>& row_indices, int64_t rows) {
@@ -50,8 +51,7 @@ absl::Status StepRecords::emit(bool wait) {
     pending_.pop_front();
     const std::vector<double> scalars = pending.scalars.values();
     for (size_t i = 0; i < pending.named; ++i) pending.record.values[i].second = scalars[i];
-    const auto lrs = scalars.begin() + static_cast<ptrdiff_t>(pending.named);
-    if (lrs != scalars.end()) pending.record.lr.assign(lrs, scalars.end());
+    pending.record.lr = pending.lrs(scalars.data() + pending.named);
     if (logger_) logger_->log(pending.record);
     TRAINKIT_RETURN_IF_ERROR(check_finite(scalars[0], pending));
   }

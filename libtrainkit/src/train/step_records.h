@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,12 @@ namespace trainkit {
 /// unknown. Takes StepMetrics::row_indices and rows.
 std::string rows_to_check(const std::vector<int64_t>& row_indices, int64_t rows);
 
+/// Learning rates of the groups in a step, computed from scalars once they are on the host.
+struct LateRates {
+  std::vector<at::Tensor> scalars = {};
+  std::function<std::vector<double>(const double* arrived)> values = nullptr;
+};
+
 /// Keeps the records of steps until the copies of their scalars have arrived, then logs them in order.
 class StepRecords {
  public:
@@ -29,16 +36,15 @@ class StepRecords {
   /// Logs to `logger` from now on.
   void use(Logger* logger) { logger_ = logger; }
 
-  /// Starts to read the loss, metrics and gradient norm of a step, and the learning rates `lrs` of the groups if the
-  /// optimizer keeps them on the device.
-  void add(LogRecord record, const StepMetrics& metrics, const std::vector<at::Tensor>& lrs);
+  /// Starts to read the loss, metrics and gradient norm of a step, and the scalars of its learning rates.
+  void add(LogRecord record, const StepMetrics& metrics, LateRates rates);
 
   /// Logs the records whose scalars have arrived; all of them with `wait`. Error: too many losses are not finite (exit
   /// code 9).
   absl::Status emit(bool wait);
 
  private:
-  /// A record and its scalars: its first `named` values, then the learning rates.
+  /// A record and its scalars: its first `named` values, then those of the learning rates.
   struct Pending {
     LogRecord record = {};
     size_t named = 0;
@@ -46,6 +52,7 @@ class StepRecords {
     std::string cause = {};                 // StepMetrics::first_nonfinite
     std::vector<int64_t> row_indices = {};  // and row_indices
     int64_t rows = 0;
+    std::function<std::vector<double>(const double*)> lrs = nullptr;
   };
 
   absl::Status check_finite(double loss, const Pending& pending);

@@ -36,7 +36,7 @@ void StopPolicy::check_steps() {
 }
 
 void StopPolicy::check_epochs() {
-  if (options_.max_epochs > 0 && loader_.epoch() >= options_.max_epochs) finish(ExitReason::kMaxEpochs);
+  if (options_.max_epochs > 0 && loader_.epoch() >= last_epoch()) finish(ExitReason::kMaxEpochs);
 }
 
 void StopPolicy::check_patience() {
@@ -46,7 +46,7 @@ void StopPolicy::check_patience() {
 
 bool StopPolicy::has_all_epochs() const {
   const int64_t epochs = loader_.epoch() + (loader_.at_epoch_end() ? 1 : 0);
-  return options_.max_epochs > 0 && epochs >= options_.max_epochs;
+  return options_.max_epochs > 0 && epochs >= last_epoch();
 }
 
 /// Ends the run; the first reason counts.

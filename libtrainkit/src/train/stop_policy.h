@@ -43,13 +43,16 @@ class StopPolicy {
   ExitReason reason() const { return reason_; }
   /// Signal that ended the run, else 0.
   int signal() const { return signal_; }
-  bool has_all_steps() const { return options_.max_steps > 0 && progress_.step >= options_.max_steps; }
+  bool has_all_steps() const { return options_.max_steps > 0 && progress_.step >= last_step(); }
   bool has_all_epochs() const;
   /// Returns whether the step was the last one.
   bool was_last_step() const { return finished_ || has_all_epochs(); }
 
  private:
   void finish(ExitReason reason);
+  /// The limits count from the beginning of this call of fit.
+  int64_t last_step() const { return progress_.first_step + options_.max_steps; }
+  int64_t last_epoch() const { return progress_.first_epoch + options_.max_epochs; }
 
   const TrainerOptions& options_;
   const Prefetcher& loader_;

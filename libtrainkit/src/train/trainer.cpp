@@ -10,6 +10,7 @@
 #include "training_run.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
+#include "trainkit/train/checkpoint.h"
 
 namespace trainkit {
 namespace {
@@ -32,6 +33,8 @@ absl::Status check_options(const TrainerOptions& options, const DeviceReplicator
   at_least("max_nonfinite", options.max_nonfinite, 1);
   problems.require(options.keep_every == 0 || options.save_every > 0, "keep_every needs save_every")
       .require(options.on_nonfinite != OnNonfinite::kRollback || options.save_every > 0, "rollback needs save_every")
+      .require(options.early_stopping == 0 || options.eval_every != 0, "early_stopping needs eval_every")
+      .require(!options.plateau || options.eval_every != 0, "plateau needs eval_every")
       .require(options.max_epochs > 0 || options.max_steps > 0, "max_epochs or max_steps must be given")
       .require(detail::finite_not_negative(options.grad_clip), "grad_clip must be >= 0 and finite")
       .require(options.ema_decay >= 0 && options.ema_decay < 1, "ema_decay must be in [0, 1)")
@@ -56,6 +59,7 @@ class Trainer::Impl {
   DeviceReplicator& devices_;
   std::unique_ptr<Optimizer> optimizer_;
   TrainerOptions options_;
+  EarlierFits fits_;
 };
 
 const char* to_string(ExitReason reason) {
@@ -104,6 +108,24 @@ void explain_out_of_memory(const TrainerOptions& options, const DeviceReplicator
   if (options.explain_out_of_memory) logger->print(options.explain_out_of_memory());
 }
 
+/// Returns which call of fit wrote the checkpoint to resume from. One that cannot be read is left to the run, which
+/// reports it.
+int64_t fit_of_checkpoint(const TrainerOptions& options, const EarlierFits& fits) {
+  const auto found = resolve_checkpoint(options.resume, options.output_dir);
+  const auto state = found.ok() ? load_checkpoint_state(*found) : found.status();
+  return state.ok() ? saved_fit(*state) : fits.count;
+}
+
+/// Ends a call of fit that had ended before the checkpoint of a later one was written, which the next call resumes.
+TrainerResult skip_fit(int64_t saved, EarlierFits& fits, Logger* logger) {
+  ++fits.count;
+  if (logger) {
+    logger->print(fmt::format("fit {} had ended before the checkpoint, which is of fit {}: nothing to do", fits.count,
+                              saved + 1));
+  }
+  return {};
+}
+
 }  // namespace
 
 absl::StatusOr<TrainerResult> Trainer::fit_loss(Prefetcher& loader, LossFunction loss, const FitOptions& options) {
@@ -114,7 +136,21 @@ absl::StatusOr<TrainerResult> Trainer::fit_loss(Prefetcher& loader, LossFunction
                       .problem = "is the loader of the training, which an evaluation would move to its first row",
                       .hint = "create another Prefetcher over the same dataset"});
   }
+  if (!options.validation && impl_->options_.eval_every > 0) {
+    return to_status({.exit_code = ExitCode::kUsage,
+                      .id = "train.options",
+                      .field = "eval_every",
+                      .problem = "evaluates nothing without a validation loader",
+                      .got = std::to_string(impl_->options_.eval_every),
+                      .hint = "pass FitOptions::validation, or set eval_every to 0"});
+  }
   Logger* logger = options.logger;
+  TrainerOptions own = impl_->options_;
+  if (!own.resume.empty()) {
+    const int64_t saved = fit_of_checkpoint(own, impl_->fits_);
+    if (saved > impl_->fits_.count) return skip_fit(saved, impl_->fits_, logger);
+    if (saved < impl_->fits_.count) own.resume.clear();
+  }
   FitOptions fit = options;
   if (options.open_logger) {
     fit.open_logger = [&]() -> absl::StatusOr<Logger*> {
@@ -124,7 +160,7 @@ absl::StatusOr<TrainerResult> Trainer::fit_loss(Prefetcher& loader, LossFunction
   }
   const auto run = [&]() -> absl::StatusOr<TrainerResult> {
     try {
-      return TrainingRun(impl_->devices_, *impl_->optimizer_, impl_->options_, loader, std::move(loss), fit)();
+      return TrainingRun(impl_->devices_, *impl_->optimizer_, own, loader, std::move(loss), fit, impl_->fits_)();
     } catch (...) {
       return status_from_current_exception();
     }

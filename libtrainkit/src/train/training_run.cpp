@@ -40,7 +40,7 @@ absl::Status out_of_memory(const absl::Status& status) {
 }  // namespace
 
 TrainingRun::TrainingRun(DeviceReplicator& devices, Optimizer& optimizer, const TrainerOptions& options,
-                         Prefetcher& loader, LossFunction loss, const FitOptions& fit)
+                         Prefetcher& loader, LossFunction loss, const FitOptions& fit, EarlierFits& earlier)
     : devices_(devices),
       optimizer_(optimizer),
       options_(options),
@@ -49,6 +49,7 @@ TrainingRun::TrainingRun(DeviceReplicator& devices, Optimizer& optimizer, const 
       validation_loss_(fit.validation_loss ? with_step(fit.validation_loss, "the loss function of the evaluation")
                                            : nullptr),
       fit_(fit),
+      earlier_(earlier),
       group_(devices.process_group()),
       scheduler_(make_scheduler(optimizer, options)),
       step_(devices, optimizer,
@@ -70,7 +71,14 @@ TrainingRun::TrainingRun(DeviceReplicator& devices, Optimizer& optimizer, const 
                                                                       : 1),
       stop_(options, loader, progress_, skipped_),
       validation_(devices, step_, options, fit_, validation_loss_ ? validation_loss_ : loss_),
-      profile_(options.output_dir, options.profile_step, devices.device(), group_) {}
+      profile_(options.output_dir, earlier.count > 0 && options.profile_step <= earlier.steps ? 0 : options.profile_step,
+               devices.device(), group_) {
+  progress_.fit = earlier.count;
+  progress_.step = progress_.first_step = earlier.steps;
+  progress_.first_epoch = loader.epoch() + (loader.position() > 0 && loader.at_epoch_end() ? 1 : 0);
+  progress_.rows = earlier.rows;
+  step_.set_step(progress_.step);
+}
 
 absl::StatusOr<TrainerResult> TrainingRun::operator()() {
   std::optional<SignalWatch> signals;
@@ -145,7 +153,7 @@ void TrainingRun::use_devices() {
 
 absl::Status TrainingRun::prepare() {
   TRAINKIT_RETURN_IF_ERROR(check_has_batch(loader_));
-  const double asked_lr = base_lr();
+  const double asked_lr = optimizer_.initial_lr();
   std::string differs;
   if (!options_.resume.empty()) {
     TRAINKIT_ASSIGN_OR_RETURN(differs, resume_run(options_.resume, options_.output_dir, parts(), shape(), progress_));
@@ -159,31 +167,14 @@ absl::Status TrainingRun::prepare() {
     TRAINKIT_ASSIGN_OR_RETURN(fit_.logger, fit_.open_logger());
     records_.use(fit_.logger);
   }
-  if (!options_.resume.empty()) {
-    if (fit_.logger && !differs.empty()) fit_.logger->print("warning: " + differs);
-    if (options_.override_lr) set_base_lr(asked_lr);
-    log_learning_rate(asked_lr);
-    if (fit_.logger) TRAINKIT_RETURN_IF_ERROR(fit_.logger->rewind(progress_.step));
-    last_saved_ = progress_.step;
-    step_.set_step(progress_.step);
-    step_.set_weight_unit(progress_.weight_unit);
-    step_.set_split(progress_.split);
-    step_.synchronize();
-  }
+  if (!options_.resume.empty()) TRAINKIT_RETURN_IF_ERROR(continue_run(differs, asked_lr));
   reserve_schedule();
   TRAINKIT_RETURN_IF_ERROR(log_gpu_memory());
   first_step_ = progress_.step;
   result_.split = step_.split();
   if (options_.predicted_memory) result_.predicted_memory_bytes = predicted_memory().allocated_bytes;
   if (options_.predicted_memory) result_.predicted_reserved_bytes = predicted_memory().reserved_bytes;
-  if (fit_.logger) {
-    const int64_t total_steps = planned_steps(loader_.batches_per_epoch(), options_);
-    const bool steps_end = total_steps == options_.max_steps;
-    fit_.logger->begin({.first_step = first_step_,
-                        .total_steps = total_steps,
-                        .total_epochs = steps_end ? 0 : static_cast<double>(options_.max_epochs),
-                        .max_seconds = std::chrono::duration<double>(options_.max_time).count()});
-  }
+  begin_log();
   const bool wants_graphs = options_.cuda_graph != CudaGraph::kOff && devices_.device().is_cuda();
   if (fit_.logger && wants_graphs && !step_.uses_graphs()) {
     fit_.logger->print("steps run without a CUDA graph: " + step_.graph_reason());
@@ -193,6 +184,19 @@ absl::Status TrainingRun::prepare() {
   stop_.check_steps();
   stop_.check_epochs();
   stop_.check_patience();
+  return absl::OkStatus();
+}
+
+absl::Status TrainingRun::continue_run(const std::string& differs, double asked_lr) {
+  if (fit_.logger && !differs.empty()) fit_.logger->print("warning: " + differs);
+  if (options_.override_lr) set_base_lr(asked_lr);
+  log_learning_rate(asked_lr);
+  if (fit_.logger) TRAINKIT_RETURN_IF_ERROR(fit_.logger->rewind(progress_.step));
+  earlier_.steps = last_saved_ = progress_.step;
+  step_.set_step(progress_.step);
+  step_.set_weight_unit(progress_.weight_unit);
+  step_.set_split(progress_.split);
+  step_.synchronize();
   return absl::OkStatus();
 }
 
@@ -215,6 +219,8 @@ absl::Status TrainingRun::compare_ranks() {
                                      {"log_every", std::to_string(options_.log_every)},
                                      {"eval_every", std::to_string(options_.eval_every)},
                                      {"save_every", std::to_string(options_.save_every)},
+                                     {"early_stopping", std::to_string(options_.early_stopping)},
+                                     {"monitor", options_.monitor},
                                      {"batch_size", std::to_string(loader_.options().batch_size)},
                                      {"batches per epoch", std::to_string(loader_.batches_per_epoch())},
                                      {"seed of the order", std::to_string(loader_.sampler().seed())}};
@@ -226,6 +232,7 @@ absl::Status TrainingRun::compare_ranks() {
 absl::Status TrainingRun::complete_step() {
   vote();
   wait_for_copy();
+  last_lr_ = optimizer_.lr();  // the schedule's next one replaces it
   {
     const detail::ProfileStage stage("update");
     take_step([&] { last_metrics_ = step_.finish(); });
@@ -234,7 +241,7 @@ absl::Status TrainingRun::complete_step() {
   skipped_.add(progress_.step + 1, last_metrics_);
   log_skips(/*wait=*/false);
   if (!options_.weight_unit.empty()) interval_weight_ += last_metrics_.world_weight;
-  const int64_t step = ++progress_.step;
+  const int64_t step = earlier_.steps = ++progress_.step;
   progress_.weight_unit = step_.weight_unit();
   const bool measured = real_memory_ && is_steady();
   if (measured) log_memory();
@@ -279,6 +286,7 @@ absl::Status TrainingRun::roll_back() {
   TRAINKIT_RETURN_IF_ERROR(roll_back_run(options_.output_dir, parts(), progress_));
   rollbacks_ = std::exchange(rolled_back_to_, progress_.step) == progress_.step ? rollbacks_ + 1 : 1;
   if (rollbacks_ >= options_.max_nonfinite) return skipped_.error();
+  earlier_.steps = progress_.step;
   step_.set_step(progress_.step);
   step_.synchronize();
   if (!fit_.logger) return absl::OkStatus();
@@ -336,6 +344,8 @@ absl::Status TrainingRun::end() {
   TRAINKIT_RETURN_IF_ERROR(finish_save());
   step_.swap_averages();  // fit() leaves the averages in the model
   if (fit_.logger) TRAINKIT_RETURN_IF_ERROR(fit_.logger->flush());
+  ++earlier_.count;
+  earlier_.rows = progress_.rows;
   result_.reason = stop_.reason();
   result_.signal = stop_.signal();
   result_.steps = progress_.step;

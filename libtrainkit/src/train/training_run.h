@@ -22,13 +22,20 @@
 
 namespace trainkit {
 
+/// What the calls of Trainer::fit so far leave for the next one.
+struct EarlierFits {
+  int64_t count = 0;
+  int64_t steps = 0;
+  RowTrace rows = {};
+};
+
 /// The state of one call of fit, and the work at each interval. Keeps references to the arguments.
 class TrainingRun {
   using Clock = std::chrono::steady_clock;
 
  public:
   TrainingRun(DeviceReplicator& devices, Optimizer& optimizer, const TrainerOptions& options, Prefetcher& loader,
-              LossFunction loss, const FitOptions& fit);
+              LossFunction loss, const FitOptions& fit, EarlierFits& earlier);
 
   /// Trains until a limit is reached. Call it once.
   absl::StatusOr<TrainerResult> operator()();
@@ -57,8 +64,17 @@ class TrainingRun {
   /// file before the checkpoint was read and the ranks agree.
   absl::Status prepare();
 
+  /// Continues from the checkpoint that was read, after the logger was opened. Warns of `differs`.
+  absl::Status continue_run(const std::string& differs, double asked_lr);
+
+  /// Tells the logger the range of the run's steps.
+  void begin_log();
+
   double base_lr() const { return scheduler_ ? scheduler_->base_lr() : optimizer_.lr(); }
-  void set_base_lr(double lr) { scheduler_ ? scheduler_->set_base_lr(lr) : optimizer_.set_lr(lr); }
+  void set_base_lr(double lr) {
+    optimizer_.set_lr(lr);
+    if (scheduler_) scheduler_->set_base_lr(lr);
+  }
 
   /// Warns if the learning rate of the flags is ignored, because a resumed run keeps the checkpoint's.
   void log_learning_rate(double asked);
@@ -129,6 +145,9 @@ class TrainingRun {
   /// Starts to read the scalars of the step; the record is logged when they are on the host.
   absl::Status log_step();
 
+  /// Learning rates of the last step. See Note [Learning rate of a record].
+  LateRates rates_of_last_step();
+
   /// Adds memory and utilisation of every GPU, including those of other ranks.
   absl::Status add_gpus(LogRecord& record);
 
@@ -197,6 +216,7 @@ class TrainingRun {
   LossFunction loss_;
   LossFunction validation_loss_;  // null: loss_
   FitOptions fit_;
+  EarlierFits& earlier_;
   ProcessGroup* group_;  // nullptr: one process
   std::unique_ptr<LRScheduler> scheduler_;
   TrainStep step_;
@@ -217,6 +237,7 @@ class TrainingRun {
   bool uses_graphs_ = step_.uses_graphs();
   int64_t captures_ = 0;
   StepMetrics last_metrics_;
+  double last_lr_ = 0;     // of the last step, before the groups' multiples, while the host knows it
   bool averaged_ = false;  // last_metrics_ are averaged over the ranks
   Clock::time_point start_, interval_start_;
   Clock::time_point reported_;  // the monitor, to the logger

@@ -3,6 +3,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -14,8 +15,20 @@
 
 namespace trainkit {
 
+void TrainingRun::begin_log() {
+  if (!fit_.logger) return;
+  const int64_t steps = planned_steps(loader_.batches_per_epoch(), options_);
+  const bool steps_end = steps == options_.max_steps;
+  fit_.logger->begin(
+      {.first_step = first_step_,
+       .total_steps = steps == 0 ? 0 : progress_.first_step + steps,
+       .total_epochs = steps_end ? 0 : static_cast<double>(progress_.first_epoch + options_.max_epochs),
+       .max_seconds = std::chrono::duration<double>(options_.max_time).count()});
+}
+
 void TrainingRun::log_learning_rate(double asked) {
-  if (!fit_.logger || asked == base_lr()) return;
+  // Not base_lr(), which a plateau may have lowered.
+  if (!fit_.logger || asked == optimizer_.initial_lr()) return;
   fit_.logger->print(fmt::format(
       "warning: resuming with the checkpoint's learning rate {:g}; {:g} is ignored. Use --init_from to start a "
       "new run from its weights",
@@ -162,6 +175,37 @@ void TrainingRun::average_metrics() {
   if (!std::exchange(averaged_, true)) step_.average_over_ranks(last_metrics_);
 }
 
+// Note [Learning rate of a record]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A record has the learning rates with which its step updated the weights, but at the end of a step the optimizer has
+// those of the next one. The host's rate is kept before the update. Where a schedule runs on the device, the host
+// computes the rate when the count of applied steps arrives with the other scalars: a step that was applied had the
+// rate of the count before it, a skipped one that of the same count.
+
+LateRates TrainingRun::rates_of_last_step() {
+  const std::vector<at::Tensor>& on_device = optimizer_.device_group_lrs();
+  const auto times = [this](double lr) {
+    std::vector<double> lrs;
+    for (const ParamGroup& group : optimizer_.param_groups()) lrs.push_back(lr * group.lr_multiple);
+    return lrs;
+  };
+  if (on_device.empty()) return {.scalars = {}, .values = [=, lr = last_lr_](const double*) { return times(lr); }};
+  if (!scheduler_) {
+    return {.scalars = on_device, .values = [count = on_device.size()](const double* arrived) {
+              return std::vector<double>(arrived, arrived + count);
+            }};
+  }
+  const at::Tensor& skipped = last_metrics_.skipped_in_a_row;
+  const bool may_skip = skipped.defined(), counts = may_skip || last_metrics_.world_weight > 0;
+  LateRates rates{.scalars = {optimizer_.step_count()}};
+  if (may_skip) rates.scalars.push_back(skipped);
+  rates.values = [=, this](const double* arrived) {
+    const bool applied = counts && !(may_skip && arrived[1] > 0);
+    return times(scheduler_->lr_after(static_cast<int64_t>(arrived[0]) - (applied ? 1 : 0)));
+  };
+  return rates;
+}
+
 absl::Status TrainingRun::log_step() {
   constexpr size_t kUsualValues = 16;
   // All ranks must end at the same step if a loss is not finite. Earlier records are therefore read now on all of
@@ -181,15 +225,13 @@ absl::Status TrainingRun::log_step() {
   if (const double written = background - std::exchange(background_seconds_, background); written > 0) {
     record.values.emplace_back("save_fraction", std::min(written / seconds, 1.0));
   }
-  const std::vector<at::Tensor>& lrs = optimizer_.device_group_lrs();
-  if (lrs.empty()) record.lr = optimizer_.group_lrs();
   TRAINKIT_RETURN_IF_ERROR(add_gpus(record));
   if (step_.scaler().enabled()) {
     StepMetrics logged = last_metrics_;
     logged.metrics.emplace_back("loss_scale", step_.scaler().get_scale());
-    records_.add(std::move(record), logged, lrs);
+    records_.add(std::move(record), logged, rates_of_last_step());
   } else {
-    records_.add(std::move(record), last_metrics_, lrs);
+    records_.add(std::move(record), last_metrics_, rates_of_last_step());
   }
   interval_rows_ = 0;
   interval_weight_ = 0;
@@ -213,9 +255,12 @@ void TrainingRun::record_evaluation(Metrics metrics, Clock::time_point start) {
   progress_.evaluated_step = progress_.step;
   const double value = metrics.at(options_.monitor);
   const auto best = progress_.best.find(options_.monitor);
+  const bool is_first = best == progress_.best.end();
+  // NaN is no improvement, and every number is one over a first evaluation of NaN.
   const bool improved =
-      best == progress_.best.end() || (options_.monitor_higher_is_better ? value > best->second : value < best->second);
-  if (improved) {
+      !std::isnan(value) && (is_first || std::isnan(best->second) ||
+                             (options_.monitor_higher_is_better ? value > best->second : value < best->second));
+  if (improved || is_first) {
     progress_.best = metrics;
     progress_.best_step = progress_.step;
   }

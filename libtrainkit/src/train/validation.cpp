@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -48,10 +49,31 @@ absl::StatusOr<Metrics> Validation::evaluate(int64_t step) {
   if (!metrics.ok()) return metrics;
   TRAINKIT_RETURN_IF_ERROR(agreed);
   const auto rank = static_cast<int64_t>(failed.item<double>()) - 1;
-  if (rank < 0) return metrics;
+  if (rank < 0) return agree(*std::move(metrics), *group);
   return to_status({.exit_code = ExitCode::kDistributed,
                     .id = "dist.peer",
                     .problem = "rank " + std::to_string(rank) + " failed after the evaluation; see its error"});
+}
+
+/// Replaces the monitored metric by the first rank's, since all ranks must decide alike, and warns once if a rank had
+/// another.
+absl::StatusOr<Metrics> Validation::agree(Metrics metrics, ProcessGroup& group) {
+  double& value = metrics.at(options_.monitor);
+  const at::Tensor first = at::full({1}, value, at::kDouble);
+  TRAINKIT_RETURN_IF_ERROR(group.broadcast({first}, 0, "the monitored metric"));
+  const auto agreed = first.item<double>();
+  const bool differs = agreed != value && !(std::isnan(agreed) && std::isnan(value));
+  const at::Tensor other = at::full({1}, differs ? static_cast<double>(group.rank()) : 0.0, at::kDouble);
+  TRAINKIT_RETURN_IF_ERROR(group.all_reduce_max(other, "the monitored metric"));
+  value = agreed;
+  const auto rank = static_cast<int64_t>(other.item<double>());
+  if (rank > 0 && !std::exchange(warned_of_metric_, true) && fit_.logger) {
+    fit_.logger->print(fmt::format(
+        "warning: metric {} differs between ranks 0 and {}: best step, early stopping and plateau follow rank 0's "
+        "{:g}. Compute it over all ranks in on_evaluation",
+        options_.monitor, rank, agreed));
+  }
+  return metrics;
 }
 
 /// Evaluates on this rank; means() exchanges the sums with the others.

@@ -31,6 +31,7 @@ class Validation {
   absl::StatusOr<Metrics> evaluate_here(int64_t step);
   absl::StatusOr<Metrics> means(int64_t step);
   void call_back(int64_t step, Metrics& metrics);
+  absl::StatusOr<Metrics> agree(Metrics metrics, ProcessGroup& group);
 
   DeviceReplicator& devices_;
   TrainStep& step_;
@@ -38,6 +39,7 @@ class Validation {
   const FitOptions& fit_;
   const LossFunction& loss_;
   bool warned_of_modes_ = false;
+  bool warned_of_metric_ = false;
 };
 
 }  // namespace trainkit

@@ -152,7 +152,7 @@ class Prefetcher {
   /// are being read.
   bool use_devices(const std::vector<at::Device>& devices);
 
-  /// Epoch, and batch within it, that next() will return.
+  /// Epoch, and batch within it, that next() will return; batches_per_epoch() at the end of the epoch.
   int64_t epoch() const;
   int64_t position() const;
   int64_t batches_per_epoch() const;

@@ -127,10 +127,12 @@ struct PlateauOptions {
 ///   LRScheduler scheduler(optimizer, cosine_annealing_lr(1000));
 ///   for (...) { ...; optimizer.step(); scheduler.step(); }
 ///
-/// The base is the optimizer's learning rate when the scheduler is created. The position is the optimizer's count of
-/// applied steps, so a step that a GradScaler skipped does not advance the schedule. If that count is on a GPU, the
-/// factors are stored there as a table, and the device looks up the learning rate; only lr() reads from the device. The
-/// optimizer must outlive the scheduler and must not be moved. One thread.
+/// The base is Optimizer::initial_lr(), so a second scheduler of an optimizer does not multiply what the first one left.
+/// The position is the optimizer's count of applied steps, so a step that a GradScaler skipped does not advance the
+/// schedule; for a second scheduler, the steps since its creation. Only the last scheduler created may step. If the
+/// count is on a GPU, the factors are stored there as a table, and the device looks up the learning rate; only lr() and
+/// the creation of a second scheduler read from the device. The optimizer must outlive the scheduler and must not be
+/// moved. One thread.
 class LRScheduler {
  public:
   /// Throws c10::ValueError if options are out of range; the message names all of them.
@@ -147,9 +149,14 @@ class LRScheduler {
 
   /// Learning rate of the next step, before the groups' multiples. Reads from the device if the step count is there.
   double lr() const;
+  /// Learning rate of the step after `applied_steps` steps of the optimizer, with the current base. Reads nothing from
+  /// the device.
+  double lr_after(int64_t applied_steps) const;
   /// Learning rate that the factors multiply; lowered on each plateau.
   double base_lr() const { return base_lr_; }
-  /// Replaces it, and sets the optimizer's learning rate. Does not synchronise.
+  /// Whether it was created with PlateauOptions.
+  bool has_plateau() const { return plateau_.has_value(); }
+  /// Replaces it, and sets the optimizer's learning rate, not its initial_lr(). Does not synchronise.
   void set_base_lr(double base_lr);
 
   /// Extends the table to `steps` steps if the step count is on the device. Call it before a CUDA graph is captured,
@@ -159,7 +166,7 @@ class LRScheduler {
   /// it again when this number changes.
   int64_t reserved_steps() const { return table_.defined() ? table_.numel() : 0; }
 
-  /// State: "base_lr" and, with PlateauOptions, "best", "num_bad_epochs", "cooldown_counter" (PyTorch's names). The
+  /// State: "base_lr", "first_step" (the optimizer's count at position 0; missing in older states: 0) and, with PlateauOptions, "best", "num_bad_epochs", "cooldown_counter" (PyTorch's names). The
   /// optimizer saves the position; the program provides the schedule and the options. Loading rejects missing values
   /// and values out of range (exit code 5), and sets the learning rate: load the optimizer first.
   StateDict state_dict() const;
@@ -167,12 +174,14 @@ class LRScheduler {
 
  private:
   void apply();
+  int64_t applied_steps() const;
   bool is_better(double metric) const;
 
   Optimizer* optimizer_;
   std::shared_ptr<const LRSchedule> schedule_;
   std::optional<PlateauOptions> plateau_;
   double base_lr_;
+  int64_t first_step_ = 0;  // the optimizer's count at position 0
   double best_;
   int64_t num_bad_epochs_ = 0;
   int64_t cooldown_counter_ = 0;

@@ -21,6 +21,8 @@ class Module;
 
 namespace trainkit {
 
+class LRScheduler;
+
 // ---- Named parameters in groups with separate options.
 
 struct NamedParameter {
@@ -94,7 +96,12 @@ class Optimizer : public ScaledOptimizer {
 
   /// Learning rate before the groups' multiples, as last set on the host.
   double lr() const { return lr_; }
+  /// Learning rate that schedules multiply: the constructor's, or that of the last set_lr(). PyTorch's initial_lr.
+  double initial_lr() const { return initial_lr_; }
+  /// Sets both, so that a later LRScheduler starts from `lr`.
   void set_lr(double lr);
+  /// Sets the learning rate of the next step and keeps initial_lr(). For schedules.
+  void set_scheduled_lr(double lr);
   /// Copies the learning rates of `other`, an optimizer with the same groups. For a replica of the weights that
   /// receives the same updates. Copies on the device if they are kept there; reads nothing from it.
   void set_lr_from(const Optimizer& other);
@@ -136,7 +143,7 @@ class Optimizer : public ScaledOptimizer {
   /// unless counts_on_device(). For schedules; does not change lr().
   void set_lr_on_device(const at::Tensor& lr);
 
-  /// State: "type", "lr", "step" and the options of the type ("beta1", ...); per group "groups.<i>.lr_multiple" and
+  /// State: "type", "lr", "initial_lr" (missing in older states, which keep this optimizer's), "step" and the options of the type ("beta1", ...); per group "groups.<i>.lr_multiple" and
   /// "groups.<i>.weight_decay"; per parameter "state.<name>.step" and the tensors of the type ("state.<name>.exp_avg").
   /// The tensors are the live ones; they change only in the optimizer's step, on which background saves rely. Reads
   /// from the device.
@@ -192,6 +199,7 @@ class Optimizer : public ScaledOptimizer {
   virtual void apply(const FusedArguments& arguments) = 0;
 
  private:
+  friend class LRScheduler;
   struct Bucket;
   /// Learning rates if on_device_: one number per group. `views` are the elements of `values`.
   struct DeviceLrs {
@@ -212,6 +220,8 @@ class Optimizer : public ScaledOptimizer {
   std::function<void(size_t)> on_updated_;
   std::vector<std::unique_ptr<Optimizer>> shard_mirrors_;
   double lr_;
+  double initial_lr_;
+  bool had_scheduler_ = false;  // its first LRScheduler counts all steps, later ones only their own
   double weight_decay_;
   bool capturable_;
   bool on_device_;

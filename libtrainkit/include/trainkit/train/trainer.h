@@ -56,7 +56,8 @@ enum class OnNonfinite {
 };
 
 struct TrainerOptions {
-  /// Limits; 0 means unlimited. At least one of the first two is required. A step is an optimizer step.
+  /// Limits of one call of fit; 0 means unlimited. At least one of the first two is required. A step is an optimizer
+  /// step.
   int64_t max_epochs = 0;
   int64_t max_steps = 0;
   std::chrono::milliseconds max_time{0};
@@ -78,7 +79,8 @@ struct TrainerOptions {
   OnNonfinite on_nonfinite = OnNonfinite::kFail;
   /// Number of consecutive skips, or of rollbacks to one checkpoint, that ends the run with exit code 9.
   int64_t max_nonfinite = 20;
-  /// Learning-rate schedule, as a factor of the optimizer's rate; nullptr keeps the rate constant.
+  /// Learning-rate schedule, as a factor of Optimizer::initial_lr(); each fit starts it anew. nullptr keeps the rate
+  /// constant.
   std::shared_ptr<const LRSchedule> schedule = nullptr;
   /// Lowers the learning rate when the monitored metric stops improving, on top of the schedule.
   std::optional<PlateauOptions> plateau = std::nullopt;
@@ -88,6 +90,7 @@ struct TrainerOptions {
   /// Unit of LossOutput::weight, in the plural. With "tokens" the training records contain "tokens_per_second" in
   /// addition to "samples_per_second". Empty: only the latter.
   std::string weight_unit = {};
+  /// eval_every needs FitOptions::validation; early_stopping and plateau need eval_every.
   int64_t eval_every = 0;
   int64_t save_every = 0;
   /// Folder of the run; checkpoints are written to its "checkpoints/". Required for save_every and resume.
@@ -99,13 +102,15 @@ struct TrainerOptions {
   /// If a save fails: true logs a warning and continues, with the last good checkpoint intact; false ends the run (exit
   /// code 6). A background thread writes saves from a copy in host memory, so a failure is noticed some steps later.
   bool continue_on_save_error = false;
-  /// Checkpoint to resume from: "latest", a run folder, its "checkpoints/" or one "step-..."; empty starts afresh.
+  /// Checkpoint to resume from: "latest", a run folder, its "checkpoints/" or one "step-..."; empty starts afresh. If
+  /// the second fit of a Trainer wrote it, the first one returns at once and the second one resumes.
   std::string resume = {};
   /// Whether a resumed run takes the learning rate of its optimizer now. False: it keeps the checkpoint's, and warns if
   /// they differ.
   bool override_lr = false;
 
-  /// Evaluation metric that selects the best step and drives the plateau schedule and early stopping.
+  /// Evaluation metric that selects the best step and drives the plateau schedule and early stopping. NaN is worse than
+  /// every number. With several ranks the first rank's value decides on all of them, with a warning if another differs.
   std::string monitor = "loss";
   bool monitor_higher_is_better = false;
   /// Number of consecutive evaluations without improvement that ends the run; 0 disables early stopping.
@@ -144,7 +149,8 @@ struct TrainerResult {
   ExitReason reason = ExitReason::kMaxEpochs;
   /// Signal that ended the run, else 0.
   int signal = 0;
-  /// Optimizer steps and epochs (a fraction within one) since the beginning of the first run.
+  /// Optimizer steps since the beginning of the first run, over all fits, and epochs of the loader (a fraction within
+  /// one).
   int64_t steps = 0;
   double epochs = 0;
   /// Optimizer steps of this run only (fewer than `steps` after a resume).
@@ -155,7 +161,7 @@ struct TrainerResult {
   double loss = 0;
   /// Steps of this run that were skipped because of non-finite gradients.
   int64_t skipped_steps = 0;
-  /// The last evaluation and the best one by `monitor`; empty without evaluation.
+  /// The last evaluation and the best one of this fit by `monitor`; empty without evaluation.
   Metrics evaluation;
   Metrics best_evaluation;
   int64_t best_step = 0;
@@ -240,9 +246,13 @@ class Trainer {
   Trainer(Trainer&&) noexcept;
   Trainer& operator=(Trainer&&) noexcept;
 
-  /// Trains until a limit is reached. `loss` is called with the user's own model type or with torch::nn::Module&; see
-  /// make_loss_function. The run owns it; capture what you want to read afterwards by reference. Without a validation
-  /// loss of its own an evaluation calls the same object. Blocks until the run ends. Errors:
+  /// Trains until a limit is reached. A second call trains max_epochs (max_steps) more: step numbers, and so the names of
+  /// checkpoints, continue; the schedule, the best evaluation and early stopping start anew. With ema_decay it starts
+  /// from the averages, which the first call leaves in the model.
+  ///
+  /// `loss` is called with the user's own model type or with torch::nn::Module&; see make_loss_function. The run owns
+  /// it; capture what you want to read afterwards by reference. Without a validation loss of its own an evaluation calls
+  /// the same object. Blocks until the run ends. Errors:
   ///   of the data (exit code 4, 10), of the checkpoint (5), of the disk (6), out of memory (7), loss or gradients not
   ///   finite (9); every exception of the loss function or LibTorch, translated.
   template <class F>
