@@ -49,6 +49,34 @@ TEST_CASE("LRScheduler sets the factor of the applied steps from the first step,
   CHECK(p.b[0].item<double>() == Approx(-2 * moved));
 }
 
+TEST_CASE("A second LRScheduler starts from the rate that the optimizer was made with, at its first step") {
+  const bool capturable = GENERATE(false, true);
+  ScheduleProblem p(capturable);
+  for (int round = 0; round < 3; ++round) {
+    LRScheduler scheduler(p.optimizer, std::make_shared<Harmonic>());
+    for (int step = 0; step < 4; ++step) {
+      CHECK(scheduler.lr() == 0.5 / (1 + step));
+      CHECK(p.optimizer.group_lrs()[0] == Approx(0.5 / (1 + step)).epsilon(1e-7));
+      p.backward();
+      p.optimizer.step();
+      scheduler.step();
+    }
+  }
+  CHECK(p.optimizer.initial_lr() == 0.5);
+  p.optimizer.set_lr(0.25);  // the user's own: later schedules start from it
+  CHECK(LRScheduler(p.optimizer, std::make_shared<Harmonic>()).lr() == 0.25);
+}
+
+TEST_CASE("An optimizer state without initial_lr, of an earlier version, loads") {
+  ScheduleProblem p;
+  StateDict state = p.optimizer.state_dict();
+  REQUIRE(state.erase("initial_lr") == 1);
+  state["lr"] = 0.125;
+  REQUIRE(p.optimizer.load_state_dict(state).ok());
+  CHECK(p.optimizer.lr() == 0.125);
+  CHECK(p.optimizer.initial_lr() == 0.5);
+}
+
 TEST_CASE("A step that the GradScaler skips advances neither the optimizer nor the schedule") {
   const bool capturable = GENERATE(false, true);
   ScheduleProblem p(capturable);

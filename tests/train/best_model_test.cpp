@@ -84,6 +84,41 @@ TEST_CASE("The best model recorded in a checkpoint survives better ones that wer
   CHECK(restored(open(dir, "latest")) == 16);
 }
 
+TEST_CASE("A run resumed from an earlier checkpoint forgets the best weights of the steps after it",
+          "[train][best_model]") {
+  const bool has_checkpoint_of_best = GENERATE(true, false);
+  const TempDir temp;
+  const std::string dir = make_folder(temp);
+  const auto save = [&](int64_t step) {
+    auto store = CheckpointStore::open(dir, {.keep_last = 0}).value();
+    REQUIRE(store
+                .save(step, {.model = {{"weight", torch::full({1}, static_cast<float>(step))}},
+                             .optimizer = {},
+                             .state = {{"trainer.best_step", int64_t{4}}, {"trainer.best.f1", 0.5}}})
+                .ok());
+  };
+  {
+    BestModel best = open(dir);
+    offer(best, 4, 0.5);
+    if (has_checkpoint_of_best) save(4);
+    save(6);
+    offer(best, 8, 0.6);
+    save(10);
+    offer(best, 12, 0.7);
+    save(12);
+  }
+  BestModel best = open(dir, dir + "/checkpoints/step-00000006");
+  CHECK(best.value() == 0.5);
+  CHECK(best.lost() == !has_checkpoint_of_best);
+  CHECK(best.step() == (has_checkpoint_of_best ? 4 : -1));
+  CHECK(fs::exists(dir + "/best.safetensors") == has_checkpoint_of_best);
+  offer(best, 8, 0.4);  // not better than that of step 4
+  if (has_checkpoint_of_best) CHECK(restored(best) == 4);
+  offer(best, 9, 0.55);
+  CHECK(restored(best) == 9);
+  CHECK_FALSE(best.lost());
+}
+
 TEST_CASE("A run that resumes from its last checkpoint discards best models found after that checkpoint",
           "[train][best_model]") {
   const TempDir temp;

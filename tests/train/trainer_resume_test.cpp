@@ -27,14 +27,6 @@ TrainerOptions base_options(const std::string& output_dir, int64_t steps) {
           .handle_signals = true};
 }
 
-bool same_bits(const NamedTensors& a, const NamedTensors& b) {
-  if (a.size() != b.size()) return false;
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (a[i].first != b[i].first || !at::equal(a[i].second, b[i].second)) return false;
-  }
-  return true;
-}
-
 }  // namespace
 
 TEST_CASE("SIGHUP stops as SIGTERM does, except under nohup", "[train][trainer]") {

@@ -36,6 +36,14 @@ inline std::unique_ptr<Prefetcher> tiny_loader(int64_t rows, int64_t batch_size,
       .value();
 }
 
+inline bool same_bits(const NamedTensors& a, const NamedTensors& b) {
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i].first != b[i].first || !at::equal(a[i].second, b[i].second)) return false;
+  }
+  return true;
+}
+
 struct Outcome {
   TrainerResult result;
   NamedTensors weights;

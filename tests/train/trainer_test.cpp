@@ -79,7 +79,8 @@ TEST_CASE("An exception of the caller's own code says what was thrown and where,
   auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
   auto loader = tiny_loader(52, 4), validation = tiny_loader(8, 8);
   const auto error = [&](const FitOptions& fit, int64_t bad_step) {
-    auto trainer = Trainer::create(*devices, SGD({.lr = 1e-2}), {.max_steps = 6, .eval_every = fit.validation ? 4 : 0}).value();
+    auto trainer =
+        Trainer::create(*devices, SGD({.lr = 1e-2}), {.max_steps = 6, .eval_every = fit.validation ? 4 : 0}).value();
     int64_t step = 0;
     const auto loss = [&](TinyNet& model, const Batch& batch) {
       if (model->is_training() && ++step == bad_step) throw std::range_error("no such class");

@@ -7,6 +7,7 @@
 
 #include <filesystem>
 
+#include "app/adjustments.h"
 #include "app/command_line.h"
 #include "app/initial_weights.h"
 #include "app/repeats.h"
@@ -22,7 +23,6 @@
 #include "trainkit/data/sampler.h"
 #include "trainkit/logging/summary.h"
 #include "trainkit/nn/functional.h"
-#include "trainkit/optim/adam.h"
 
 namespace trainkit {
 namespace {
@@ -31,23 +31,6 @@ constexpr char kDeviceRemark[] =
     "Defaults marked (cuda) or (cpu) depend on the device: these are of this machine's. --print_config shows the "
     "values "
     "of a run.";
-
-void fill_in_defaults(TrainingTask& task, const RunContext& context) {
-  StepRecipe& recipe = task.recipe;
-  TORCH_CHECK(recipe.make_model && recipe.loss && task.training_set,
-              "App::open must return a model factory, a loss and a training set");
-  if (!recipe.make_optimizer) {
-    recipe.make_optimizer = [run = context.run, replicas = context.placement.batch.replicas] {
-      return std::make_unique<AdamW>(AdamWOptions{.lr = resolve_lr(run, replicas), .weight_decay = run.weight_decay});
-    };
-  }
-  if (!recipe.dataset) recipe.dataset = task.training_set;
-  if (!task.loss) task.loss = recipe.loss;
-  if (!task.validation_loss) task.validation_loss = task.loss;
-  if (!task.make_optimizer) {
-    task.make_optimizer = [make = recipe.make_optimizer](const torch::nn::Module&) { return make(); };
-  }
-}
 
 std::vector<std::string> warnings_of(const RunFacts& facts) {
   std::vector<std::string> warnings;
@@ -74,8 +57,10 @@ class AppRun {
   absl::StatusOr<int> train(std::optional<MemoryPlan>& memory, bool& was_finished) {
     torch::manual_seed(run_.seed);
     TRAINKIT_ASSIGN_OR_RETURN(task_, app_.open(context_));
-    fill_in_defaults(task_, context_);
+    detail::fill_in_defaults(task_, context_);
     TRAINKIT_RETURN_IF_ERROR(check_data(run_, task_.data_digest));
+    const int64_t rows = task_.order ? task_.order->size() : task_.training_set->size();
+    add_facts(detail::fit_batch_to_rows(context_.parser, run_, context_.placement.batch, rows));
     if (!memory) {
       TRAINKIT_ASSIGN_OR_RETURN(memory,
                                 plan_memory(context_.parser, run_, context_.machine, task_.recipe, context_.placement));
@@ -95,6 +80,10 @@ class AppRun {
   }
 
  private:
+  void add_facts(const RunFacts& facts) {
+    task_.description.insert(task_.description.end(), facts.begin(), facts.end());
+  }
+
   absl::Status make_loaders() {
     const Placement& placement = context_.placement;
     if (!task_.order) {
@@ -104,6 +93,7 @@ class AppRun {
     TRAINKIT_ASSIGN_OR_RETURN(loader_,
                               training_loader(task_.training_set, task_.order, run_, context_.machine, placement));
     TRAINKIT_RETURN_IF_ERROR(check_has_batch(*loader_));
+    TRAINKIT_RETURN_IF_ERROR(detail::check_last_batch(*loader_, context_.placement, run_, task_.recipe));
     if (!task_.validation_set) return compare_data(placement, {{"training", task_.training_set.get()}});
     TRAINKIT_ASSIGN_OR_RETURN(validation_, evaluation_loader(task_.validation_set, run_, context_.machine, placement));
     return compare_data(placement,
@@ -126,6 +116,7 @@ class AppRun {
     settings_.predicted_device_memory = memory.predicted_on_device();
     settings_.explain_out_of_memory = memory.ladder;
     app_.configure(context_, settings_, *devices_);
+    add_facts(detail::drop_unused_evaluation(context_.parser, validation_ != nullptr, settings_));
     if (!task_.data_digest.empty()) settings_.config["data"] = task_.data_digest;
     TRAINKIT_ASSIGN_OR_RETURN(Trainer trainer,
                               Trainer::create(*devices_, task_.make_optimizer(*devices_->module()), settings_));
@@ -204,6 +195,12 @@ class AppRun {
                                                        {.metric = settings_.monitor,
                                                         .higher_is_better = settings_.monitor_higher_is_better,
                                                         .writes = is_first}));
+      if (best_->lost()) {
+        folder_->logger().print(
+            fmt::format("warning: the weights of the best {} so far, {:g}, are no longer in the run folder; the next "
+                        "better ones are kept",
+                        settings_.monitor, best_->value()));
+      }
     }
     TRAINKIT_RETURN_IF_ERROR(earlier.remove());
     TRAINKIT_RETURN_IF_ERROR(earlier_repeat.remove());

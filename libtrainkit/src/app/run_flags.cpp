@@ -24,7 +24,9 @@ void add_data_flags(ConfigParser& parser, RunOptions& o) {
   parser.add("prefetch_factor", &o.prefetch_factor,
              range(1, 64, "Batches that each worker prefetches; auto: 2, then 4 if the loop waited for data."));
   parser.add("persistent_workers", &o.persistent_workers, spec("Keep workers and their memory between epochs."));
-  parser.add("drop_last", &o.drop_last, spec("Use only the rows of full batches of --batch_size in each epoch."));
+  parser.add("drop_last", &o.drop_last,
+             spec("Use only the rows of full batches of --batch_size in each epoch; unless given, not with "
+                  "fewer rows than one batch."));
   parser.add("timeout", &o.timeout, range(0, 1e6, "Maximum wait for a batch; 0 means unlimited."));
   parser.add("pin_memory", &o.pin_memory, spec("Keep batches in page-locked memory if CUDA is used."));
   OptionSpec on_error = spec("Policy for unreadable rows.");

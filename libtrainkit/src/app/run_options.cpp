@@ -244,7 +244,7 @@ absl::StatusOr<BatchPlan> resolve_batch(const ConfigParser& parser, const RunOpt
     return parser.invalid("global_batch_size", "contradicts " + parser.source("grad_accum_steps"),
                           std::to_string(rows * replicas * options.grad_accum_steps), "give one of the two");
   }
-  if (from_flag && replicas == 1 && share % rows != 0) {
+  if (from_flag && replicas == 1 && parser.is_given("batch_size") && share % rows != 0) {
     return parser.invalid("global_batch_size", "not a multiple of batch_size", "a multiple of " + std::to_string(rows));
   }
   int64_t per_device = std::min(rows, share);

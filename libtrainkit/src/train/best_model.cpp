@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -113,9 +114,30 @@ absl::StatusOr<BestModel> BestModel::open(const std::string& output_dir, const s
     TRAINKIT_ASSIGN_OR_RETURN(const bool known, best.load_if_known(path, checkpoint.step));
     if (!known) continue;
     if (path != best.path_) TRAINKIT_RETURN_IF_ERROR(copy_file(path, best.path_));
-    break;
+    return best;
   }
+  for (const char* name : {kFile, kBefore}) TRAINKIT_RETURN_IF_ERROR(remove_file(output_dir, name));
+  TRAINKIT_RETURN_IF_ERROR(best.take_recorded(checkpoint));
   return best;
+}
+
+bool BestModel::lost() const { return step_ < 0 && value_ != worst_of(options_); }
+
+absl::Status BestModel::take_recorded(const CheckpointPath& checkpoint) {
+  TRAINKIT_ASSIGN_OR_RETURN(const StateDict state, load_checkpoint_state(checkpoint));
+  const auto value = get_state<double>(state, "trainer.best." + options_.metric);
+  const auto step = get_state<int64_t>(state, "trainer.best_step");
+  if (!value.ok() || !step.ok() || std::isnan(*value)) return absl::OkStatus();
+  value_ = *value;
+  const auto contents = load_checkpoint({.folder = checkpoint.folder, .step = *step});
+  if (!contents.ok()) return absl::OkStatus();  // lost()
+  TRAINKIT_RETURN_IF_ERROR(save_safetensors(Fs::posix(), path_, contents->model, metadata_of(*step, value_)));
+  step_ = *step;
+  return absl::OkStatus();
+}
+
+SafetensorsMetadata BestModel::metadata_of(int64_t step, double value) const {
+  return {{"step", fmt::format("{}", step)}, {options_.metric, fmt::format("{}", value)}};
 }
 
 // Note [Best weights and rollback]
@@ -132,7 +154,9 @@ absl::Status BestModel::forget_after_checkpoint() {
   step_ = -1;
   value_ = worst_of(options_);
   TRAINKIT_ASSIGN_OR_RETURN(const bool known, load_if_known(before_, saved->step));
-  return known ? rename_file(output_dir_, kBefore, kFile) : remove_file(output_dir_, kFile);
+  if (known) return rename_file(output_dir_, kBefore, kFile);
+  TRAINKIT_RETURN_IF_ERROR(remove_file(output_dir_, kFile));
+  return take_recorded(*saved);
 }
 
 absl::Status BestModel::offer(int64_t step, double value, const torch::nn::Module& model) {
@@ -141,9 +165,7 @@ absl::Status BestModel::offer(int64_t step, double value, const torch::nn::Modul
   const auto saved = resolve_checkpoint("latest", output_dir_);
   const bool keeps_earlier = step_ >= 0 && saved.ok() && step_ <= saved->step;
   if (keeps_earlier) TRAINKIT_RETURN_IF_ERROR(rename_file(output_dir_, kFile, kBefore));
-  const absl::Status written =
-      save_safetensors(Fs::posix(), path_, named_tensors(model),
-                       {{"step", fmt::format("{}", step)}, {options_.metric, fmt::format("{}", value)}});
+  const absl::Status written = save_safetensors(Fs::posix(), path_, named_tensors(model), metadata_of(step, value));
   if (!written.ok()) {  // the earlier best weights stay
     if (keeps_earlier) rename_file(output_dir_, kBefore, kFile).IgnoreError();
     return written;

@@ -89,7 +89,8 @@ absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunP
 
 /// Restores a run from the checkpoint that `spec` names (see resolve_checkpoint), in the order of Note [Order of a
 /// resume]. Error of exit code 8: the run had another number of devices and `shape` has another global batch. Returns a
-/// warning for the user, or an empty string: random numbers differ on another kind or number of devices, or a step has another number of rows.
+/// warning for the user, or an empty string: random numbers differ on another kind or number of devices, or a step has
+/// another number of rows.
 absl::StatusOr<std::string> resume_run(const std::string& spec, const std::string& output_dir, const RunParts& parts,
                                        const RunShape& shape, RunProgress& progress);
 

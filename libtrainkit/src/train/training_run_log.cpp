@@ -19,11 +19,10 @@ void TrainingRun::begin_log() {
   if (!fit_.logger) return;
   const int64_t steps = planned_steps(loader_.batches_per_epoch(), options_);
   const bool steps_end = steps == options_.max_steps;
-  fit_.logger->begin(
-      {.first_step = first_step_,
-       .total_steps = steps == 0 ? 0 : progress_.first_step + steps,
-       .total_epochs = steps_end ? 0 : static_cast<double>(progress_.first_epoch + options_.max_epochs),
-       .max_seconds = std::chrono::duration<double>(options_.max_time).count()});
+  fit_.logger->begin({.first_step = first_step_,
+                      .total_steps = steps == 0 ? 0 : progress_.first_step + steps,
+                      .total_epochs = steps_end ? 0 : static_cast<double>(progress_.first_epoch + options_.max_epochs),
+                      .max_seconds = std::chrono::duration<double>(options_.max_time).count()});
 }
 
 void TrainingRun::log_learning_rate(double asked) {

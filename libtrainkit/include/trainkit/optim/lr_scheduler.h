@@ -127,9 +127,9 @@ struct PlateauOptions {
 ///   LRScheduler scheduler(optimizer, cosine_annealing_lr(1000));
 ///   for (...) { ...; optimizer.step(); scheduler.step(); }
 ///
-/// The base is Optimizer::initial_lr(), so a second scheduler of an optimizer does not multiply what the first one left.
-/// The position is the optimizer's count of applied steps, so a step that a GradScaler skipped does not advance the
-/// schedule; for a second scheduler, the steps since its creation. Only the last scheduler created may step. If the
+/// The base is Optimizer::initial_lr(), so a second scheduler of an optimizer does not multiply what the first one
+/// left. The position is the optimizer's count of applied steps, so a step that a GradScaler skipped does not advance
+/// the schedule; for a second scheduler, the steps since its creation. Only the last scheduler created may step. If the
 /// count is on a GPU, the factors are stored there as a table, and the device looks up the learning rate; only lr() and
 /// the creation of a second scheduler read from the device. The optimizer must outlive the scheduler and must not be
 /// moved. One thread.
@@ -166,9 +166,10 @@ class LRScheduler {
   /// it again when this number changes.
   int64_t reserved_steps() const { return table_.defined() ? table_.numel() : 0; }
 
-  /// State: "base_lr", "first_step" (the optimizer's count at position 0; missing in older states: 0) and, with PlateauOptions, "best", "num_bad_epochs", "cooldown_counter" (PyTorch's names). The
-  /// optimizer saves the position; the program provides the schedule and the options. Loading rejects missing values
-  /// and values out of range (exit code 5), and sets the learning rate: load the optimizer first.
+  /// State: "base_lr", "first_step" (the optimizer's count at position 0; missing in older states: 0) and, with
+  /// PlateauOptions, "best", "num_bad_epochs", "cooldown_counter" (PyTorch's names). The optimizer saves the position;
+  /// the program provides the schedule and the options. Loading rejects missing values and values out of range (exit
+  /// code 5), and sets the learning rate: load the optimizer first.
   StateDict state_dict() const;
   absl::Status load_state_dict(const StateDict& state);
 

@@ -143,10 +143,10 @@ class Optimizer : public ScaledOptimizer {
   /// unless counts_on_device(). For schedules; does not change lr().
   void set_lr_on_device(const at::Tensor& lr);
 
-  /// State: "type", "lr", "initial_lr" (missing in older states, which keep this optimizer's), "step" and the options of the type ("beta1", ...); per group "groups.<i>.lr_multiple" and
-  /// "groups.<i>.weight_decay"; per parameter "state.<name>.step" and the tensors of the type ("state.<name>.exp_avg").
-  /// The tensors are the live ones; they change only in the optimizer's step, on which background saves rely. Reads
-  /// from the device.
+  /// State: "type", "lr", "initial_lr" (missing in older states, which keep this optimizer's), "step" and the options
+  /// of the type ("beta1", ...); per group "groups.<i>.lr_multiple" and "groups.<i>.weight_decay"; per parameter
+  /// "state.<name>.step" and the tensors of the type ("state.<name>.exp_avg"). The tensors are the live ones; they
+  /// change only in the optimizer's step, on which background saves rely. Reads from the device.
   StateDict state_dict() const;
   /// Loads a state. Returns an Error of exit code 5 and changes nothing in these cases: the state has another
   /// optimizer type or other groups; a parameter's state is missing, left over, or of another shape or dtype.

@@ -178,8 +178,9 @@ class BestModel {
   ///
   /// A resumed run reads `best.safetensors` next to the checkpoint, or a copy of it if the checkpoint is another run's.
   /// If that file is of a step after the checkpoint, `best.before.safetensors` is read instead. If neither file is of a
-  /// step up to the checkpoint, nothing is known until the next evaluation; this happens only if the checkpoint is not
-  /// the last one of its run.
+  /// step up to the checkpoint (it is not the last one of its run), both are removed, and the best evaluation is the
+  /// one that the checkpoint records: its weights are taken from the checkpoint of its step, or are lost() if there is
+  /// none.
   ///
   /// Errors: a metric called "step" (exit code 2); those of resolve_checkpoint (5), of a file that cannot be read (5),
   /// moved or removed (6).
@@ -195,9 +196,13 @@ class BestModel {
   /// Loads the best weights into `model`; false if there are none. Errors: exit code 5.
   absl::StatusOr<bool> restore(torch::nn::Module& model) const;
 
-  /// Step and value of the best evaluation; -1 and the worst possible value if there was none.
+  /// Step and value of the best evaluation; -1 and the worst possible value if there was none, or -1 and the recorded
+  /// value if lost().
   int64_t step() const { return step_; }
   double value() const { return value_; }
+  /// Whether the best evaluation that the checkpoint records has no weights any more: the file stays away until a
+  /// better one.
+  bool lost() const;
   bool writes() const { return options_.writes; }
   const std::string& path() const { return path_; }
 
@@ -205,6 +210,9 @@ class BestModel {
   BestModel(const std::string& output_dir, const BestModelOptions& options);
   /// Reads step and value from a file; false if it does not exist or is of a later step.
   absl::StatusOr<bool> load_if_known(const std::string& path, int64_t resumed_step);
+  /// Continues from the best evaluation that a checkpoint records, after those of later steps are forgotten.
+  absl::Status take_recorded(const CheckpointPath& checkpoint);
+  SafetensorsMetadata metadata_of(int64_t step, double value) const;
   /// Forgets evaluations after the last checkpoint. See Note [Best weights and rollback] in best_model.cpp.
   absl::Status forget_after_checkpoint();
 
