@@ -29,7 +29,7 @@ namespace {
 
 /// Reads the counters of a checkpoint and checks that they belong to its step.
 absl::StatusOr<RunProgress> load_progress(const CheckpointContents& contents, const CheckpointPath& found) {
-  TRAINKIT_ASSIGN_OR_RETURN(RunProgress progress, load_progress(sub_state(contents.state, "trainer")));
+  TRAINKIT_ASSIGN_OR_RETURN(RunProgress progress, trainkit::load_progress(sub_state(contents.state, "trainer")));
   if (progress.step == found.step) return progress;
   return to_status({.exit_code = ExitCode::kWeights,
                     .id = "ckpt.state",

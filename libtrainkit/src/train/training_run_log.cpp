@@ -254,12 +254,12 @@ void TrainingRun::record_evaluation(Metrics metrics, Clock::time_point start) {
   progress_.evaluated_step = progress_.step;
   const double value = metrics.at(options_.monitor);
   const auto best = progress_.best.find(options_.monitor);
-  const bool is_first = best == progress_.best.end();
+  const bool none_yet = best == progress_.best.end();
   // NaN is no improvement, and every number is one over a first evaluation of NaN.
   const bool improved =
-      !std::isnan(value) && (is_first || std::isnan(best->second) ||
+      !std::isnan(value) && (none_yet || std::isnan(best->second) ||
                              (options_.monitor_higher_is_better ? value > best->second : value < best->second));
-  if (improved || is_first) {
+  if (improved || none_yet) {
     progress_.best = metrics;
     progress_.best_step = progress_.step;
   }
