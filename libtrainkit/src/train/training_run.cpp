@@ -71,8 +71,9 @@ TrainingRun::TrainingRun(DeviceReplicator& devices, Optimizer& optimizer, const 
                                                                       : 1),
       stop_(options, loader, progress_, skipped_),
       validation_(devices, step_, options, fit_, validation_loss_ ? validation_loss_ : loss_),
-      profile_(options.output_dir, earlier.count > 0 && options.profile_step <= earlier.steps ? 0 : options.profile_step,
-               devices.device(), group_) {
+      profile_(options.output_dir,
+               earlier.count > 0 && options.profile_step <= earlier.steps ? 0 : options.profile_step, devices.device(),
+               group_) {
   progress_.fit = earlier.count;
   progress_.step = progress_.first_step = earlier.steps;
   progress_.first_epoch = loader.epoch() + (loader.position() > 0 && loader.at_epoch_end() ? 1 : 0);

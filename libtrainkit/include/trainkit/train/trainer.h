@@ -246,13 +246,13 @@ class Trainer {
   Trainer(Trainer&&) noexcept;
   Trainer& operator=(Trainer&&) noexcept;
 
-  /// Trains until a limit is reached. A second call trains max_epochs (max_steps) more: step numbers, and so the names of
-  /// checkpoints, continue; the schedule, the best evaluation and early stopping start anew. With ema_decay it starts
-  /// from the averages, which the first call leaves in the model.
+  /// Trains until a limit is reached. A second call trains max_epochs (max_steps) more: step numbers, and so the names
+  /// of checkpoints, continue; the schedule, the best evaluation and early stopping start anew. With ema_decay it
+  /// starts from the averages, which the first call leaves in the model.
   ///
   /// `loss` is called with the user's own model type or with torch::nn::Module&; see make_loss_function. The run owns
-  /// it; capture what you want to read afterwards by reference. Without a validation loss of its own an evaluation calls
-  /// the same object. Blocks until the run ends. Errors:
+  /// it; capture what you want to read afterwards by reference. Without a validation loss of its own an evaluation
+  /// calls the same object. Blocks until the run ends. Errors:
   ///   of the data (exit code 4, 10), of the checkpoint (5), of the disk (6), out of memory (7), loss or gradients not
   ///   finite (9); every exception of the loss function or LibTorch, translated.
   template <class F>
