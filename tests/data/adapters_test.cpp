@@ -1,5 +1,7 @@
 #include "trainkit/data/adapters.h"
 
+#include <set>
+
 #include "test_datasets.h"
 #include "test_util.h"
 #include "trainkit/data/tensor_dataset.h"
@@ -56,6 +58,93 @@ TEST_CASE("MapDataset augments a row the same way for any number of workers, and
     if (expected.empty()) expected = first;
     CHECK(first == expected);
   }
+}
+
+/// The random number of each row of an epoch, in the order of the rows, for `workers` and `ranks`.
+std::vector<int64_t> numbers_of(const std::shared_ptr<const Dataset>& rows, int workers = 0, int64_t ranks = 1) {
+  std::vector<int64_t> all(static_cast<size_t>(rows->size()));
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    const DistributedSamplerOptions share{.rank = rank, .world_size = ranks, .tail = UnevenTail::kUneven};
+    auto loader = Prefetcher::create(rows, DistributedSampler(RandomSampler(rows->size(), {.seed = 3}), share),
+                                     {.batch_size = 3, .num_workers = workers})
+                      .value();
+    while (auto batch = loader->next().value()) {
+      const auto* number = (*batch)["number"].const_data_ptr<int64_t>();
+      for (int64_t i = 0; i < batch->size(); ++i) all[static_cast<size_t>(batch->row_indices()[i])] = number[i];
+    }
+  }
+  return all;
+}
+
+template <class... Parts>
+std::shared_ptr<const Dataset> concat(Parts... parts) {
+  return std::make_shared<ConcatDataset>(std::vector<std::shared_ptr<const Dataset>>{parts...});
+}
+std::shared_ptr<const Dataset> subset(std::shared_ptr<const Dataset> rows, std::vector<int64_t> indices) {
+  return std::make_shared<Subset>(std::move(rows), std::move(indices));
+}
+
+TEST_CASE("A row that adapters show several times is augmented differently each time, the first time as always",
+          "[data][adapters]") {
+  const auto rows = number_rows(6);
+  const std::vector<int64_t> plain = numbers_of(rows);
+  const auto same = std::make_shared<MapDataset>(rows, [](const RowKey&, const BatchView&) {});
+  const auto stacked = std::make_shared<StackDataset>(std::vector<std::shared_ptr<const Dataset>>{rows, numbers(0, 6)});
+  const auto twice = concat(rows, rows), pair = subset(rows, {2, 4, 2});
+  const std::vector<std::pair<std::string, std::shared_ptr<const Dataset>>> all = {
+      {"repeated indices", subset(rows, {5, 1, 5, 5, 1})},
+      {"concatenated with itself", concat(rows, rows, rows)},
+      {"overlapping subsets", concat(subset(rows, {0, 1, 2}), subset(rows, {1, 2, 3}), subset(rows, {2, 3, 4}))},
+      {"overlapping subsets, twice", concat(subset(rows, {0, 1}), subset(rows, {1}), subset(rows, {0, 1}))},
+      {"a part of itself", concat(rows, pair, rows, pair)},
+      {"other adapters", concat(rows, same, std::make_shared<CachedDataset>(same))},
+      {"stacked", concat(stacked, stacked)},
+      {"twice of twice", concat(twice, twice)},
+      {"indices of twice", subset(twice, {0, 6, 0, 6, 3, 9, 9})},
+      {"indices of indices", subset(subset(rows, {5, 5, 3}), {0, 1, 0, 1, 2, 2})},
+      {"concatenated twice through others", concat(twice, subset(twice, {1, 7, 1}), concat(pair, rows))}};
+  for (const auto& [name, repeated] : all) {
+    INFO(name);
+    const std::vector<int64_t> found = numbers_of(repeated);
+    CHECK(std::set(found.begin(), found.end()).size() == found.size());
+    CHECK(found.front() == plain[static_cast<size_t>(repeated->source(0).second)]);
+    for (const int workers : {1, 3}) CHECK(numbers_of(repeated, workers) == found);
+    for (const int64_t ranks : {2, 3}) CHECK(numbers_of(repeated, 1, ranks) == found);
+  }
+}
+
+TEST_CASE("Rows that occur once keep their augmentation in every adapter", "[data][adapters]") {
+  const auto rows = number_rows(6), others = number_rows(6);
+  const std::vector<int64_t> plain = numbers_of(rows);
+  const auto of = [&](std::vector<int64_t> indices) {
+    std::vector<int64_t> expected;
+    for (const int64_t index : indices) expected.push_back(plain[static_cast<size_t>(index)]);
+    return expected;
+  };
+  CHECK(numbers_of(subset(rows, {5, 1, 3})) == of({5, 1, 3}));
+  CHECK(numbers_of(concat(rows, others)) == of({0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5}));
+  CHECK(numbers_of(concat(subset(rows, {4, 0}), subset(rows, {5, 1}))) == of({4, 0, 5, 1}));
+  // A row that also occurs elsewhere changes no other row.
+  const std::vector<int64_t> overlapping = numbers_of(concat(subset(rows, {4, 0}), subset(rows, {0, 1})));
+  CHECK(overlapping[3] == plain[1]);
+  CHECK(overlapping[2] != plain[0]);
+}
+
+TEST_CASE("The digest in a checkpoint does not depend on how often rows occur", "[data][adapters]") {
+  struct Fifth final : Dataset {
+    int64_t size() const override { return 3; }
+    const std::vector<FieldSpec>& fields() const override { return rows->fields(); }
+    void get(const RowKey& key, const BatchView& out, int64_t at) const override {
+      RowKey inner = key;
+      inner.index = 5;
+      rows->get(inner, out, at);
+    }
+    std::shared_ptr<const Dataset> rows = number_rows(6);
+  };
+  const auto digest = [](std::shared_ptr<const Dataset> rows) {
+    return std::get<std::string>(sequential(std::move(rows), {.batch_size = 1})->state_dict().at("digest"));
+  };
+  CHECK(digest(subset(number_rows(6), {5, 5, 5})) == digest(std::make_shared<Fifth>()));
 }
 
 TEST_CASE("Subset refuses rows out of range", "[data][adapters]") {

@@ -1,6 +1,7 @@
 #include "data/permutation.h"
 
 #include <cmath>
+#include <limits>
 
 #include "test_util.h"
 #include "trainkit/core/random.h"
@@ -39,6 +40,23 @@ TEST_CASE("KeyedPermutation is one-to-one beyond 32 bits", "[data][permutation]"
   CHECK(permutation(size - 1) == out.back());
   // Spread over the whole range, not close to the original position.
   CHECK(std::count_if(out.begin(), out.end(), [&](int64_t image) { return image < size / 2; }) > 49000);
+  std::sort(out.begin(), out.end());
+  CHECK(std::adjacent_find(out.begin(), out.end()) == out.end());
+}
+
+TEST_CASE("KeyedPermutation is one-to-one at the edge of every width", "[data][permutation]") {
+  const int64_t size = GENERATE((int64_t{1} << 16), (int64_t{1} << 31) - 1, (int64_t{1} << 31), (int64_t{1} << 31) + 1,
+                                (int64_t{1} << 32) - 1, (int64_t{1} << 32), (int64_t{1} << 32) + 1, (int64_t{1} << 53),
+                                (int64_t{1} << 62) + 1, std::numeric_limits<int64_t>::max());
+  INFO("size " << size);
+  const KeyedPermutation permutation(size, 3);
+  std::vector<int64_t> out(4000);
+  permutation.fill(0, 1, std::span(out).first(2000));
+  permutation.fill(size - 2000, 1, std::span(out).last(2000));
+  CHECK(std::all_of(out.begin(), out.end(), [&](int64_t image) { return image >= 0 && image < size; }));
+  CHECK(permutation(size - 1) == out.back());
+  const auto lower = std::count_if(out.begin(), out.end(), [&](int64_t image) { return image < size / 2; });
+  CHECK(std::abs(static_cast<double>(lower) - 2000) < 5 * std::sqrt(1000.0));
   std::sort(out.begin(), out.end());
   CHECK(std::adjacent_find(out.begin(), out.end()) == out.end());
 }

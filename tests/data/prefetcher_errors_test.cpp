@@ -7,6 +7,7 @@
 #include "test_datasets.h"
 #include "test_util.h"
 #include "trainkit/core/error.h"
+#include "trainkit/data/adapters.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/data/tensor_dataset.h"
 
@@ -134,6 +135,26 @@ TEST_CASE("A bad row is replaced by the next readable row of the order, so that 
   std::sort(found.begin(), found.end());
   std::sort(bad.begin(), bad.end());
   CHECK(found == bad);
+}
+
+TEST_CASE("The replacement of a bad row has its own augmentation", "[data][prefetcher]") {
+  const auto rows = std::make_shared<MapDataset>(number_rows(6), [](const RowKey& key, const BatchView&) {
+    if (key.index == 3) throw std::runtime_error("damaged");
+  });
+  std::vector<int64_t> first;
+  for (const int workers : {0, 2}) {
+    auto loader = Prefetcher::create(rows, SequentialSampler(6),
+                                     {.batch_size = 4, .num_workers = workers, .on_error = OnError::kReplace})
+                      .value();
+    std::vector<int64_t> found;
+    while (auto batch = loader->next().value()) {
+      const auto* number = (*batch)["number"].const_data_ptr<int64_t>();
+      found.insert(found.end(), number, number + batch->size());
+    }
+    CHECK(std::set(found.begin(), found.end()).size() == 6);  // row 4 occurs twice
+    if (first.empty()) first = found;
+    CHECK(found == first);
+  }
 }
 
 TEST_CASE("Prefetcher stops with an error if no row is left as a replacement", "[data][prefetcher]") {

@@ -83,6 +83,35 @@ TEST_CASE("WeightedRandomSampler refuses invalid weights", "[data][sampler]") {
   CHECK_THROWS_AS(WeightedRandomSampler(std::vector<double>{1}, {.num_samples = -1}), c10::ValueError);
 }
 
+TEST_CASE("Samplers give rows of every position at the edge of every width", "[data][sampler]") {
+  const int64_t size = GENERATE((int64_t{1} << 31), (int64_t{1} << 32) - 1, (int64_t{1} << 32), (int64_t{1} << 32) + 1,
+                                (int64_t{1} << 53), std::numeric_limits<int64_t>::max());
+  INFO("size " << size);
+  const std::vector<int64_t> sizes = {size};
+  const std::vector<std::shared_ptr<const Sampler>> samplers = {
+      std::make_shared<SequentialSampler>(size), std::make_shared<RandomSampler>(size, RandomSamplerOptions{.seed = 3}),
+      mixture_sampler(sizes, std::vector<double>{1}, {.seed = 3}),
+      mixture_sampler(std::vector<int64_t>{5, 7}, std::vector<double>{0.3, 0.7}, {.num_samples = size, .seed = 3}),
+      std::make_shared<WeightedRandomSampler>(std::vector<double>{1, 2},
+                                              WeightedRandomSamplerOptions{.num_samples = size})};
+  for (size_t i = 0; i < samplers.size(); ++i) {
+    INFO("sampler " << i);
+    const auto& sampler = samplers[i];
+    CHECK(sampler->size() == size);
+    const int64_t rows = i < 3 ? size : i == 3 ? 12 : 2;
+    for (const int64_t world : {1, 3}) {
+      const DistributedSampler share(sampler, {.rank = world - 1, .world_size = world, .tail = UnevenTail::kPad});
+      for (const int64_t begin : {int64_t{0}, share.size() - 10}) {
+        std::vector<int64_t> found(10);
+        share.fill(5, begin, found);
+        CHECK(std::all_of(found.begin(), found.end(), [&](int64_t row) { return 0 <= row && row < rows; }));
+        if (i < 3 && share.padding() == 0) CHECK(std::set(found.begin(), found.end()).size() == 10);
+        for (int64_t p = begin; p < begin + 10; ++p) CHECK(share.draw(p) >= 0);
+      }
+    }
+  }
+}
+
 TEST_CASE("Samplers refuse a negative size", "[data][sampler]") {
   CHECK_THROWS_AS(SequentialSampler(-1), c10::ValueError);
   CHECK_THROWS_AS(RandomSampler(-1), c10::ValueError);
@@ -208,7 +237,8 @@ TEST_CASE("A mixture has the share of each dataset in every epoch, and about it 
         std::vector<int64_t>{7, 3, 1});
 }
 
-TEST_CASE("A mixture shows each row of a dataset once before it repeats one, across epochs", "[data][sampler]") {
+TEST_CASE("At the end of every epoch a mixture has shown all rows of a dataset equally often or once more",
+          "[data][sampler]") {
   const std::vector<int64_t> sizes = {700, 30};
   const auto sampler = mixture_sampler(sizes, std::vector<double>{1, 1}, {.seed = 5});  // 365 rows of each per epoch
   std::map<int64_t, int64_t> seen;

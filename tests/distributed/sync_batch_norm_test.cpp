@@ -77,6 +77,58 @@ TEST_CASE("Synchronised batch normalisation equals that of the whole batch, forw
 }
 
 namespace {
+
+/// Gradients of a penalty on the gradient of a normalised sum, as WGAN-GP has, over `replicas` shares of x.
+std::vector<at::Tensor> penalty_gradients(int64_t replicas, const at::Tensor& x, const at::Tensor& weights) {
+  const auto devices = DeviceReplicator::create(
+                           [&] {
+                             auto norm = std::make_shared<SyncBatchNormImpl>(x.size(1));
+                             norm->to(x.scalar_type());
+                             const torch::NoGradGuard no_grad;
+                             norm->weight.copy_(torch::linspace(0.5, 2, x.size(1)));
+                             return norm;
+                           },
+                           {.cpu_replicas = replicas})
+                           .value();
+  std::vector<at::Tensor> inputs(static_cast<size_t>(replicas));
+  const auto shards = x.chunk(replicas), weight_shards = weights.chunk(replicas);
+  devices->run([&](int64_t replica) {
+    const auto i = static_cast<size_t>(replica);
+    inputs[i] = shards[i].detach().clone().set_requires_grad(true);
+    // tanh, so that the gradient depends on the output
+    const at::Tensor y = devices->module(replica)->as<SyncBatchNorm>()->forward(inputs[i]).tanh();
+    const at::Tensor slope = torch::autograd::grad({(y * weight_shards[i]).sum()}, {inputs[i]}, {}, true, true)[0];
+    return slope.square().sum() + y.sum() * 0.1;
+  });
+  std::vector<at::Tensor> dx;
+  for (const at::Tensor& input : inputs) dx.push_back(input.grad());
+  auto* norm = devices->module()->as<SyncBatchNorm>();
+  return {torch::cat(dx), norm->weight.grad(), norm->bias.grad()};
+}
+
+}  // namespace
+
+TEST_CASE("The second derivative of synchronised batch normalisation is that of the whole batch",
+          "[distributed][sync_batch_norm]") {
+  torch::manual_seed(3);
+  for (const auto& shape : std::vector<std::vector<int64_t>>{{12, 5}, {12, 3, 4, 6}}) {
+    const at::Tensor x = torch::randn(shape, at::kDouble) * 3 + 1, weights = torch::randn(shape, at::kDouble);
+    const auto whole = penalty_gradients(1, x, weights);  // LibTorch's
+    for (const int64_t replicas : {2, 3}) {
+      const auto parts = penalty_gradients(replicas, x, weights);
+      for (size_t i = 0; i < whole.size(); ++i) {
+        INFO(replicas << " replicas, gradient " << i);
+        CHECK(parts[i].allclose(whole[i], 1e-8, 1e-8));
+      }
+    }
+  }
+  const at::Tensor x = torch::randn({12, 5}) * 3 + 1, weights = torch::randn({12, 5});
+  const auto whole = penalty_gradients(1, x.to(at::kDouble), weights.to(at::kDouble));
+  const auto parts = penalty_gradients(2, x, weights);
+  for (size_t i = 0; i < whole.size(); ++i) CHECK(parts[i].to(at::kDouble).allclose(whole[i], 1e-3, 1e-4));
+}
+
+namespace {
 std::atomic<int> g_backwards = 0,
                  g_undefined = 0;  // calls of native_batch_norm_backward, and their undefined tensors
 }

@@ -3,6 +3,7 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include "test_util.h"
+#include "trainkit/amp/autocast.h"
 #include "trainkit/nn/activation_checkpoint.h"
 #include "trainkit/nn/transformer.h"
 
@@ -208,4 +209,25 @@ TEST_CASE("A layer that occurs several times gets the gradients of the plain cal
     checkpoint_sequential(layers, segments, x).sum().backward();
     CHECK(torch::allclose(weight.grad(), expected, 1e-5));
   }
+}
+
+TEST_CASE("Under autocast the gradient of a tied layer is that of the plain calls up to the rounding of its sum",
+          "[nn][checkpoint]") {
+  torch::manual_seed(4);
+  const at::Tensor weight = torch::randn({4, 4}).requires_grad_(), x = torch::randn({3, 4});
+  const auto layer = [&](const at::Tensor& t) { return at::linear(t, weight); };
+  const auto gradient = [&](bool checkpointed) {
+    weight.mutable_grad().reset();
+    at::Tensor loss;
+    {
+      const AutocastGuard autocast(at::kCPU, at::kBFloat16);
+      const at::Tensor middle = checkpointed ? checkpoint(layer, x, {weight}) : layer(x);
+      loss = layer(middle.tanh()).to(at::kFloat).square().mean();
+    }
+    loss.backward();
+    return weight.grad().clone();
+  };
+  const at::Tensor plain = gradient(false);
+  CHECK(gradient(true).allclose(plain, 0.02, 0.01));
+  CHECK(gradient(true).equal(gradient(true)));
 }

@@ -1,6 +1,9 @@
 #include "core/tensor_lists.h"
 
+#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 
 #include <algorithm>
@@ -90,6 +93,23 @@ at::Tensor norm_by_kernel([[maybe_unused]] const std::vector<at::Tensor>& tensor
   });
 #endif
   return norm;
+}
+
+std::vector<at::Tensor> norms_of(const std::vector<at::Tensor>& tensors, int64_t piece) {
+  const auto is_large = [&](const at::Tensor& tensor) { return tensor.is_cpu() && tensor.numel() > piece; };
+  if (std::none_of(tensors.begin(), tensors.end(), is_large)) return at::_foreach_norm(tensors, 2);
+  std::vector<at::Tensor> norms;
+  for (const at::Tensor& tensor : tensors) {
+    if (!is_large(tensor)) {
+      norms.push_back(at::linalg_vector_norm(tensor, 2));
+      continue;
+    }
+    const bool is_dense = tensor.is_non_overlapping_and_dense();
+    const at::Tensor flat = is_dense ? tensor.as_strided({tensor.numel()}, {1}) : tensor.reshape({-1});
+    const std::vector<at::Tensor> parts = at::_foreach_norm(flat.split(piece), 2);
+    norms.push_back(at::linalg_vector_norm(at::stack(parts).to(at::kDouble), 2).to(tensor.scalar_type()));
+  }
+  return norms;
 }
 
 /// Returns the end of the tensors from `begin` on that one launch copies; `begin` if a kernel cannot copy the first

@@ -8,6 +8,7 @@
 #include <new>
 
 #include "data/copy_rows.h"
+#include "data/occurrences.h"
 #include "data/scratch.h"
 
 namespace trainkit {
@@ -95,18 +96,15 @@ Subset::Subset(std::shared_ptr<const Dataset> dataset, std::vector<int64_t> indi
     TORCH_CHECK_INDEX(index >= 0 && index < dataset_->size(), "Subset: index ", index, " is out of range for ",
                       dataset_->size(), " rows");
   }
+  occurrences_ = detail::occurrences_of(indices_);
 }
 
-void Subset::get(const RowKey& key, const BatchView& out, int64_t at) const {
-  RowKey inner = key;
-  inner.index = indices_[key.index];
-  dataset_->get(inner, out, at);
-}
+void Subset::get(const RowKey& key, const BatchView& out, int64_t at) const { dataset_->get(inner_key(key), out, at); }
 
 void Subset::get_batch(std::span<const RowKey> keys, const BatchView& out) const {
   detail::Scratch<RowKey> inner;
-  inner->assign(keys.begin(), keys.end());
-  for (RowKey& key : *inner) key.index = indices_[key.index];
+  inner->clear();
+  for (const RowKey& key : keys) inner->push_back(inner_key(key));
   dataset_->get_batch(*inner, out);
 }
 
@@ -120,6 +118,17 @@ ConcatDataset::ConcatDataset(std::vector<std::shared_ptr<const Dataset>> dataset
                       ends_.size(), " differ from those of dataset 0");
     ends_.push_back((ends_.empty() ? 0 : ends_.back()) + dataset->size());
   }
+  part_occurrences_ = detail::occurrences_of_parts(datasets_, row_occurrences_);
+}
+
+RowKey ConcatDataset::inner_key(const RowKey& key, size_t part) const {
+  const int64_t row = key.index - begin_of(part);
+  int64_t occurrence = part_occurrences_[part];
+  if (!row_occurrences_[part].empty()) {
+    const auto found = row_occurrences_[part].find(row);
+    if (found != row_occurrences_[part].end()) occurrence = found->second;
+  }
+  return key.inner(row, occurrence);
 }
 
 size_t ConcatDataset::part_of(int64_t index) const {
@@ -128,19 +137,17 @@ size_t ConcatDataset::part_of(int64_t index) const {
 
 void ConcatDataset::get(const RowKey& key, const BatchView& out, int64_t at) const {
   const size_t part = part_of(key.index);
-  RowKey inner = key;
-  inner.index -= begin_of(part);
-  datasets_[part]->get(inner, out, at);
+  datasets_[part]->get(inner_key(key, part), out, at);
 }
 
 // Reads consecutive rows of the same dataset with one call.
 void ConcatDataset::get_batch(std::span<const RowKey> keys, const BatchView& out) const {
   detail::Scratch<RowKey> inner;
-  inner->assign(keys.begin(), keys.end());
+  inner->clear();
   for (size_t at = 0, end; at < keys.size(); at = end) {
     const size_t part = part_of(keys[at].index);
     for (end = at; end < keys.size() && keys[end].index >= begin_of(part) && keys[end].index < ends_[part]; ++end) {
-      (*inner)[end].index -= begin_of(part);
+      inner->push_back(inner_key(keys[end], part));
     }
     datasets_[part]->get_batch(std::span<const RowKey>(*inner).subspan(at, end - at),
                                out.slice(static_cast<int64_t>(at), static_cast<int64_t>(end - at)));
@@ -155,6 +162,20 @@ void ConcatDataset::prefetch(int64_t index) const {
 std::string ConcatDataset::describe(int64_t index) const {
   const size_t part = part_of(index);
   return datasets_[part]->describe(index - begin_of(part));
+}
+
+std::pair<const Dataset*, int64_t> ConcatDataset::source(int64_t index) const {
+  const size_t part = part_of(index);
+  return datasets_[part]->source(index - begin_of(part));
+}
+
+std::vector<const Dataset*> ConcatDataset::sources() const {
+  std::vector<const Dataset*> all;
+  for (const auto& dataset : datasets_) {
+    const std::vector<const Dataset*> some = dataset->sources();
+    all.insert(all.end(), some.begin(), some.end());
+  }
+  return all;
 }
 
 // ---- StackDataset

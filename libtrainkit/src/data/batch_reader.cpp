@@ -13,6 +13,8 @@
 namespace trainkit::detail {
 namespace {
 
+constexpr uint64_t kReplacementStream = 0x7265706c61636501;  // separates replacements from other repetitions
+
 std::string name_of(const Dataset& dataset, int64_t index) noexcept {
   try {
     return dataset.describe(index);
@@ -153,6 +155,8 @@ bool BatchReader::read_replacement(const BatchPlan& plan, int64_t position, Slot
     slot.status = check_indices({&key.index, 1}, {.epoch = plan.epoch, .begin = other, .rows = 1});
     if (!slot.status.ok()) return false;
     key.origin = slot.row_indices()[at] = key.index;
+    // The row occurs at its own position too, with other random numbers.
+    key.draw = static_cast<int64_t>(hash_key(kReplacementStream, key.draw, position));
     if (read_row(key, slot, at)) return true;
     if (max_bad_samples_ >= 0 && static_cast<int64_t>(slot.bad_samples.size()) > max_bad_samples_) return false;
   }

@@ -285,7 +285,7 @@ absl::StatusOr<CacheBuild> DiskCachedDataset::build(int num_threads, const Cache
     for (int64_t index = next++; index < size() && !stop; index = next++) {
       bool refused = false;
       try {
-        get({.index = index, .origin = index}, row, 0);
+        get({.index = index, .origin = index, .draw = RowKey::kUndrawn}, row, 0);
       } catch (...) {
         refused = true;  // the loader reports the cause when it reads the row
       }

@@ -19,8 +19,9 @@ constexpr uint64_t kPassStream = 0x6d69787475726501;  // separates the passes fr
 // ~~~~~~~~~~~~~~
 // The positions of an epoch are shuffled by a keyed permutation. Of the shuffled positions, dataset i owns a fixed
 // range of counts_[i], so its share of an epoch is exact. The draws of a dataset are numbered through all epochs: draw
-// d is row d % size of pass d / size, and each pass has its own permutation. A dataset therefore shows each row once
-// before it repeats one, across the ends of epochs too. Every step is O(1), so any position can be computed directly.
+// d is row d % size of pass d / size, and each pass has its own permutation. At the end of every epoch the rows of a
+// dataset have therefore been shown equally often, or once more. Within an epoch the draws are shuffled, so that a row
+// may come again before another one has come. Every step is O(1), so any position can be computed directly.
 
 /// Rows of several datasets in fixed shares. See Note [Mixture].
 class MixtureSampler final : public Sampler {
@@ -54,13 +55,15 @@ class MixtureSampler final : public Sampler {
 
   int64_t row_of(int64_t epoch, int64_t slot, std::vector<Pass>& passes) const {
     const auto i = static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), slot) - ends_.begin());
-    const int64_t draw = epoch * counts_[i] + slot - (ends_[i] - counts_[i]);
+    const auto size = static_cast<detail::uint128>(sizes_[i]);
+    const auto draw = static_cast<detail::uint128>(epoch) * static_cast<detail::uint128>(counts_[i]) +
+                      static_cast<detail::uint128>(slot - (ends_[i] - counts_[i]));
     Pass& pass = passes[i];
-    if (const int64_t number = draw / sizes_[i]; number != pass.number) {
+    if (const auto number = static_cast<int64_t>(draw / size); number != pass.number) {
       pass.number = number;
       pass.order.emplace(sizes_[i], hash_key(kPassStream, seed_, i, number));
     }
-    return begins_[i] + (*pass.order)(draw % sizes_[i]);
+    return begins_[i] + (*pass.order)(static_cast<int64_t>(draw % size));
   }
 
   std::vector<int64_t> sizes_, counts_;
@@ -74,12 +77,15 @@ std::vector<int64_t> divide(int64_t total, std::span<const double> weights) {
   const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
   std::vector<int64_t> counts;
   std::vector<double> rests;
+  int64_t left = total;
   for (const double weight : weights) {
     const double exact = static_cast<double>(total) * (weight / sum);
-    counts.push_back(static_cast<int64_t>(exact));
+    // Beyond 2^53 a double is rounded, perhaps to more than is left.
+    counts.push_back(exact < static_cast<double>(left) ? static_cast<int64_t>(exact) : left);
     rests.push_back(exact - std::floor(exact));
+    left -= counts.back();
   }
-  for (int64_t left = total - std::accumulate(counts.begin(), counts.end(), int64_t{0}); left > 0; --left) {
+  for (; left > 0; --left) {
     const auto most = std::max_element(rests.begin(), rests.end()) - rests.begin();
     ++counts[static_cast<size_t>(most)];
     rests[static_cast<size_t>(most)] = -1;

@@ -105,7 +105,7 @@ void gather_by_libtorch(const at::Tensor& out, const at::Tensor& image, const de
 }  // namespace
 
 uint8_t draw_orientation(const RowKey& key) {
-  return static_cast<uint8_t>(RandomStream(key.draw == 0
+  return static_cast<uint8_t>(RandomStream(key.is_first_draw()
                                                ? hash_key(kOrientationStream, key.seed, key.epoch, key.index)
                                                : hash_key(kOrientationStream, key.seed, key.epoch, key.index, key.draw))
                                   .below(kOrientations));

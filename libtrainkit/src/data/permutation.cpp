@@ -58,13 +58,13 @@ void fill_block(int64_t size, int64_t begin, int64_t stride, std::span<int64_t> 
   Word x[kBlock], again[kBlock];
   uint16_t where[kBlock];
   const auto count = static_cast<int64_t>(out.size());
-  const auto limit = static_cast<Word>(size);
+  const auto last = static_cast<Word>(size - 1);  // `size` itself does not fit into 32 bits if it is 2^32
   for (int64_t i = 0; i < count; ++i) x[i] = static_cast<Word>(begin + i * stride);
   rounds(x, count, keys, left_bits, right_bits);
   int64_t outside = 0;
   for (int64_t i = 0; i < count; ++i) {
     where[outside] = static_cast<uint16_t>(i);
-    outside += x[i] >= limit;
+    outside += x[i] > last;
   }
   for (int64_t j = 0; j < outside; ++j) again[j] = x[where[j]];
   while (outside > 0) {
@@ -75,7 +75,7 @@ void fill_block(int64_t size, int64_t begin, int64_t stride, std::span<int64_t> 
       const Word image = again[j];
       where[still_outside] = where[j];
       again[still_outside] = image;
-      still_outside += image >= limit;
+      still_outside += image > last;
     }
     outside = still_outside;
   }
@@ -109,8 +109,8 @@ void KeyedPermutation::fill(int64_t begin, int64_t stride, std::span<int64_t> ou
     } else {
       fill_block<uint64_t>(size_, begin, stride, block, round_keys_.data(), left_bits_, right_bits_);
     }
-    begin += stride * kBlock;
     out = out.subspan(block.size());
+    if (!out.empty()) begin += stride * kBlock;
   }
 }
 

@@ -30,7 +30,7 @@ std::string digest_of_rows(const Dataset& dataset) try {
   Digest digest;
   for (const int64_t index : {int64_t{0}, dataset.size() / 2, dataset.size() - 1}) {
     for (std::vector<std::byte>& bytes : memory) std::fill(bytes.begin(), bytes.end(), std::byte{});
-    const RowKey key{.index = index, .origin = index};
+    const RowKey key{.index = index, .origin = index, .draw = RowKey::kUndrawn};
     dataset.get_batch({&key, 1}, BatchView(fields, 1));
     for (const std::vector<std::byte>& bytes : memory) digest.update(bytes.data(), bytes.size());
   }

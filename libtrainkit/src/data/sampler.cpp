@@ -112,9 +112,15 @@ DistributedSampler::DistributedSampler(std::shared_ptr<const Sampler> sampler, D
   }
 }
 
-int64_t DistributedSampler::draw(int64_t position) const {
-  return sampler_->draw((position * options_.world_size + options_.rank) % rows_);  // padding repeats the first draws
+/// Returns the position in the whole order. The padding position continues at the start of the epoch, repeatedly if
+/// there are more ranks than rows.
+int64_t DistributedSampler::whole_position(int64_t position) const {
+  const uint64_t whole = static_cast<uint64_t>(position) * static_cast<uint64_t>(options_.world_size) +
+                         static_cast<uint64_t>(options_.rank);
+  return static_cast<int64_t>(whole % static_cast<uint64_t>(rows_));
 }
+
+int64_t DistributedSampler::draw(int64_t position) const { return sampler_->draw(whole_position(position)); }
 
 void DistributedSampler::fill(int64_t epoch, int64_t begin, std::span<int64_t> out) const {
   fill_strided(epoch, begin, 1, out);
@@ -125,9 +131,9 @@ void DistributedSampler::fill_strided(int64_t epoch, int64_t begin, int64_t stri
   const int64_t world = options_.world_size;
   const int64_t last = begin + static_cast<int64_t>(out.size() - 1) * stride;
   const bool padded = padding_ > 0 && last == size_ - 1;
-  sampler_->fill_strided(epoch, begin * world + options_.rank, stride * world, out.first(out.size() - padded));
-  // The padding position continues at the start of the epoch, repeatedly if there are more ranks than rows.
-  if (padded) sampler_->fill(epoch, (last * world + options_.rank) % rows_, out.last(1));
+  const auto own = out.first(out.size() - padded);
+  if (!own.empty()) sampler_->fill_strided(epoch, begin * world + options_.rank, stride * world, own);
+  if (padded) sampler_->fill(epoch, whole_position(last), out.last(1));
 }
 
 }  // namespace trainkit

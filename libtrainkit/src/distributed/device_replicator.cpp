@@ -2,6 +2,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/nn/modules/embedding.h>
 
 #include <algorithm>
 #include <mutex>
@@ -131,6 +132,16 @@ std::shared_ptr<torch::nn::Module> with_batch_norm(std::shared_ptr<torch::nn::Mo
   return module;
 }
 
+/// Throws c10::ValueError for a layer whose gradients cannot be summed over replicas.
+void check_dense_gradients(const torch::nn::Module& module) {
+  for (const auto& layer : module.named_modules()) {
+    const auto* embedding = layer.value()->as<torch::nn::EmbeddingImpl>();
+    const auto* bag = layer.value()->as<torch::nn::EmbeddingBagImpl>();
+    TORCH_CHECK_VALUE(!(embedding && embedding->options.sparse()) && !(bag && bag->options.sparse()), "layer '",
+                      layer.key(), "' has sparse gradients, which replicas do not reduce: build it with sparse(false)");
+  }
+}
+
 /// Makes the models of all devices. Restores the generator to its state after the first model, so that later random
 /// numbers are those of a run on one device.
 std::vector<std::shared_ptr<torch::nn::Module>> make_modules(
@@ -151,7 +162,11 @@ absl::StatusOr<std::unique_ptr<DeviceReplicator>> DeviceReplicator::create_erase
   DeviceReplicatorOptions options = asked;
   const at::Device device = chosen_device(asked);
   options.device = device;
-  const ModuleFactory make = [&] { return with_batch_norm(factory(), options.sync_batch_norm); };
+  const ModuleFactory make = [&] {
+    std::shared_ptr<torch::nn::Module> module = with_batch_norm(factory(), options.sync_batch_norm);
+    if (module) check_dense_gradients(*module);
+    return module;
+  };
   const Strategy strategy = resolve(options);
   TRAINKIT_RETURN_IF_ERROR(check_sharding(options, strategy));
   std::unique_ptr<DeviceReplicator> replicator;

@@ -225,6 +225,9 @@ void Distributed::backward(const Body& body, bool reduce, bool is_last) {
     return backward_of_shards(body(0), is_last);
   }
   if (reduce) is_reducer_used_ = true;
+  // The Reducer remembers the parameters that runs without reduction have used, also if their gradients were reduced by
+  // complete_reduction() or dropped since.
+  if (reducer_ && options_.find_unused_parameters && !has_gradients()) reducer_->reset_state();
   if (reduce) reducer_->prepare_for_forward();
   if (!reduce && reducer_) accumulate_in_buckets();
   const at::Tensor loss = body(0);
@@ -242,11 +245,14 @@ void Distributed::backward(const Body& body, bool reduce, bool is_last) {
                     ": set find_unused_parameters if that is intended");
 }
 
+bool Distributed::has_gradients() const {
+  return std::any_of(trained_.begin(), trained_.end(), [](const auto& named) { return named.second.grad().defined(); });
+}
+
 /// Makes new gradients views of the buckets before a micro-batch that is not reduced, so that accumulated gradients are
 /// not in memory twice. With find_unused_parameters a parameter without a gradient must stay so.
 void Distributed::accumulate_in_buckets() {
-  const auto has_gradient = [](const auto& named) { return named.second.grad().defined(); };
-  if (options_.find_unused_parameters || std::any_of(trained_.begin(), trained_.end(), has_gradient)) return;
+  if (options_.find_unused_parameters || has_gradients()) return;
   const c10::AutoGradMode no_grad(false);
   for (const c10d::GradBucket& bucket : reducer_->get_grad_buckets(/*return_zero_tensors=*/false)) {
     at::Tensor(bucket.getBuffer()).zero_();

@@ -94,6 +94,7 @@ class Distributed final : public DeviceReplicator, public GraphRanks {
   ShardCollectives shard_collectives();
   /// Prepares a step with reduction; every rank calls it before the body.
   void begin_reduction(bool sends_buffers);
+  bool has_gradients() const;
   void accumulate_in_buckets();
   void complete_reduction(bool contribute, bool records_order = true);
   void release_other_ranks();

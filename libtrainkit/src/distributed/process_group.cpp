@@ -166,14 +166,17 @@ absl::Status ProcessGroup::Impl::connect(const std::string& address) {
   }
 }
 
-c10::intrusive_ptr<c10d::Backend> ProcessGroup::Impl::make_gloo(const char* prefix) {
+c10::intrusive_ptr<c10d::Backend> ProcessGroup::Impl::make_gloo(const std::string& prefix) {
   auto gloo = c10d::ProcessGroupGloo::Options::create(options.timeout);
   gloo->devices = {c10d::ProcessGroupGloo::createDeviceForHostname(address_)};
   return c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<c10d::PrefixStore>(prefix, store_),
                                                      static_cast<int>(rank), static_cast<int>(world_size), gloo);
 }
 
-c10::intrusive_ptr<c10d::Backend> ProcessGroup::Impl::make_side_group() { return make_gloo("side"); }
+c10::intrusive_ptr<c10d::Backend> ProcessGroup::Impl::make_side_group() {
+  // Keys of another side group would connect this one to sockets of that one.
+  return make_gloo("side/" + std::to_string(exchanges++));
+}
 
 void ProcessGroup::Impl::make_backends() {
   shared_memory_ = detail::SharedMemory::open(*store_, rank, world_size, options.shared_memory, options.timeout);

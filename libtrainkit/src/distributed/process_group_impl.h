@@ -46,7 +46,7 @@ class ProcessGroup::Impl {
   c10::intrusive_ptr<c10d::Work> reduce_scatter(const at::Tensor& tensor);
   c10::intrusive_ptr<c10d::Work> all_gather(const at::Tensor& tensor);
 
-  /// Connects the ranks once more with Gloo, for calls from another thread. Every rank calls it.
+  /// Connects the ranks once more with Gloo, for calls from another thread. Every rank calls it, any number of times.
   c10::intrusive_ptr<c10d::Backend> make_side_group();
 
   /// Waits for `work`, which began at `started`.
@@ -77,7 +77,7 @@ class ProcessGroup::Impl {
 
  private:
   void make_backends();
-  c10::intrusive_ptr<c10d::Backend> make_gloo(const char* prefix);
+  c10::intrusive_ptr<c10d::Backend> make_gloo(const std::string& prefix);
   at::Tensor own_part(const at::Tensor& tensor) const;
 
   std::string address_;

@@ -1,15 +1,13 @@
 #include "distributed/replica_random.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/ops/bernoulli.h>
-#include <ATen/ops/exponential.h>
-#include <ATen/ops/multinomial.h>
-#include <ATen/ops/normal.h>
-#include <ATen/ops/random.h>
-#include <ATen/ops/uniform.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <optional>
+#include <string_view>
+#include <utility>
 
 namespace trainkit {
 namespace {
@@ -21,81 +19,56 @@ namespace {
 // makes runs repeatable.
 //
 // Model code calls at::dropout and similar operations without a generator argument. To supply one, the guard includes a
-// dispatch key in the thread-local set: the kernels below are registered under it, add the generator, exclude the key
-// and call the operation again. The key is TESTING_ONLY_GenericMode, which LibTorch itself does not use; all other
-// operations fall through. randperm and CUDA tensors are not redirected: on a GPU the device's default generator is
-// seeded instead (ReplicaRandom).
+// dispatch key in the thread-local set: every operator of LibTorch whose schema has a generator is registered under it,
+// with one kernel that adds the generator, excludes the key and calls the operator again. Operators without such an
+// argument (rand, dropout, randperm) call one that has it. The key is TESTING_ONLY_GenericMode, which LibTorch itself
+// does not use; all other operators fall through. Tensors on other devices are not redirected: on a GPU the device's
+// default generator is seeded instead (ReplicaRandom).
 
 constexpr c10::DispatchKey kKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 thread_local at::Generator* replica_generator = nullptr;
 
-using OptionalGenerator = std::optional<at::Generator>;
-
-/// Returns `asked`, or the replica's generator if none was passed.
-OptionalGenerator generator_for(const at::Tensor& self, const OptionalGenerator& asked) {
-  if (!asked && self.is_cpu() && replica_generator) return *replica_generator;
-  return asked;
+/// Returns the index of an argument; nullopt if there is none of this name.
+std::optional<size_t> argument_of(const c10::FunctionSchema& schema, std::string_view name) {
+  const auto& all = schema.arguments();
+  const auto found = std::find_if(all.begin(), all.end(), [&](const c10::Argument& one) { return one.name() == name; });
+  return found == all.end() ? std::nullopt : std::optional(static_cast<size_t>(found - all.begin()));
 }
 
-// One kernel per random operation: it fills in the generator and redispatches below the key.
-at::Tensor& bernoulli_p(at::Tensor& self, double p, OptionalGenerator gen) {
-  const c10::impl::ExcludeDispatchKeyGuard below(kKey);
-  return self.bernoulli_(p, generator_for(self, gen));
+/// Returns whether a call draws on the CPU: by its `device` argument, else its first tensor, else by default.
+bool draws_on_cpu(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> arguments) {
+  const auto device = argument_of(schema, "device");
+  if (device && arguments[*device].isDevice()) return arguments[*device].toDevice().is_cpu();
+  const auto is_tensor = [](const c10::IValue& value) { return value.isTensor() && value.toTensor().defined(); };
+  const auto tensor = std::find_if(arguments.begin(), arguments.end(), is_tensor);
+  return tensor == arguments.end() || tensor->toTensor().is_cpu();
 }
-at::Tensor& bernoulli_tensor(at::Tensor& self, const at::Tensor& p, OptionalGenerator gen) {
+
+/// Runs an operator with the replica's generator, unless the caller has passed one.
+void draw_from_replica(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const c10::FunctionSchema& schema = op.schema();
+  const size_t count = schema.arguments().size(), first = stack->size() - count;
+  c10::IValue& generator = (*stack)[first + *argument_of(schema, "generator")];
+  const bool is_passed = generator.isGenerator() && generator.toGenerator().defined();
+  if (!is_passed && replica_generator && draws_on_cpu(schema, c10::ArrayRef(*stack).slice(first))) {
+    generator = *replica_generator;
+  }
   const c10::impl::ExcludeDispatchKeyGuard below(kKey);
-  return self.bernoulli_(p, generator_for(self, gen));
+  op.callBoxed(stack);
 }
-at::Tensor& uniform(at::Tensor& self, double from, double to, OptionalGenerator gen) {
-  const c10::impl::ExcludeDispatchKeyGuard below(kKey);
-  return self.uniform_(from, to, generator_for(self, gen));
-}
-at::Tensor& normal(at::Tensor& self, double mean, double std, OptionalGenerator gen) {
-  const c10::impl::ExcludeDispatchKeyGuard below(kKey);
-  return self.normal_(mean, std, generator_for(self, gen));
-}
-at::Tensor& exponential(at::Tensor& self, double lambd, OptionalGenerator gen) {
-  const c10::impl::ExcludeDispatchKeyGuard below(kKey);
-  return self.exponential_(lambd, generator_for(self, gen));
-}
-at::Tensor& random_from(at::Tensor& self, int64_t from, std::optional<int64_t> to, OptionalGenerator gen) {
-  const c10::impl::ExcludeDispatchKeyGuard below(kKey);
-  return self.random_(from, to, generator_for(self, gen));
-}
-at::Tensor& random_to(at::Tensor& self, int64_t to, OptionalGenerator gen) {
-  const c10::impl::ExcludeDispatchKeyGuard below(kKey);
-  return self.random_(to, generator_for(self, gen));
-}
-at::Tensor& random_any(at::Tensor& self, OptionalGenerator gen) {
-  const c10::impl::ExcludeDispatchKeyGuard below(kKey);
-  return self.random_(generator_for(self, gen));
-}
-at::Tensor multinomial(const at::Tensor& self, c10::SymInt samples, bool replacement, OptionalGenerator gen) {
-  const c10::impl::ExcludeDispatchKeyGuard below(kKey);
-  return at::multinomial_symint(self, samples, replacement, generator_for(self, gen));
-}
-at::Tensor bernoulli(const at::Tensor& self, OptionalGenerator gen) {
-  const c10::impl::ExcludeDispatchKeyGuard below(kKey);
-  return at::bernoulli(self, generator_for(self, gen));
-}
-// clang-format on
 
 }  // namespace
 
 // See Note [Replica generators].
 TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, library) { library.fallback(torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, library) {
-  library.impl("bernoulli_.float", bernoulli_p);
-  library.impl("bernoulli_.Tensor", bernoulli_tensor);
-  library.impl("bernoulli", bernoulli);
-  library.impl("uniform_", uniform);
-  library.impl("normal_", normal);
-  library.impl("exponential_", exponential);
-  library.impl("random_.from", random_from);
-  library.impl("random_.to", random_to);
-  library.impl("random_", random_any);
-  library.impl("multinomial", multinomial);
+  c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    const auto op = name.name.starts_with("aten::") ? dispatcher.findSchema(name) : std::nullopt;
+    if (!op || !argument_of(op->schema(), "generator")) continue;
+    library.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&draw_from_replica>());
+  }
 }
 
 ReplicaRandomGuard::ReplicaRandomGuard(uint64_t seed)

@@ -9,9 +9,8 @@
 namespace trainkit {
 
 /// Redirects LibTorch's default CPU generator in this thread to a generator seeded with `seed`, for the scope's
-/// lifetime. Affects dropout, bernoulli_, uniform_, normal_, exponential_, random_, multinomial and all operations
-/// built on them (rand, randn, ...). Does not affect randperm and operations on CUDA tensors. Scopes nest. See
-/// Note [Replica generators].
+/// lifetime. Affects every operator that takes a generator and is called without one, and all operators built on them
+/// (rand, dropout, ...). Does not affect operators on CUDA tensors. Scopes nest. See Note [Replica generators].
 class [[nodiscard]] ReplicaRandomGuard {
  public:
   explicit ReplicaRandomGuard(uint64_t seed);

@@ -12,6 +12,7 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/modules/batchnorm.h>
 
@@ -39,6 +40,35 @@ at::Tensor per_channel(const at::Tensor& values, const at::Tensor& x) {
   return values.to(x.scalar_type()).view(shape);
 }
 
+/// Sums over all replicas, in forward and in backward: each replica's loss depends on the values of all.
+struct SumOfAll : torch::autograd::Function<SumOfAll> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& values, ReplicaGroup* group, int64_t replica) {
+    context->saved_data["group"] = reinterpret_cast<int64_t>(group);
+    context->saved_data["replica"] = replica;
+    at::Tensor sums = values.clone();
+    group->all_reduce(replica, sums);
+    return sums;
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    auto* group = reinterpret_cast<ReplicaGroup*>(context->saved_data["group"].toInt());
+    return {SumOfAll::apply(gradients[0], group, context->saved_data["replica"].toInt()), {}, {}};
+  }
+};
+
+/// Returns the sums of `values` over all replicas. A replica that does not count adds zeros. With grad mode on, the
+/// result is differentiable; else `values` may be overwritten.
+at::Tensor sum_of_all(at::Tensor values, ReplicaGroup& group, int64_t replica, bool counts) {
+  if (!c10::GradMode::is_enabled()) {
+    if (!counts) values.zero_();
+    group.all_reduce(replica, values);
+    return values;
+  }
+  // Not zero_(): this replica's graph must reach the sum, since the others wait for it in backward too.
+  if (!counts) values = at::where(at::zeros_like(values, at::kBool), values, 0.0);
+  return SumOfAll::apply(values, &group, replica);
+}
+
 /// Mean and variance of each channel over the rows of all replicas, and the number of values per channel.
 struct Statistics {
   at::Tensor mean;
@@ -58,8 +88,7 @@ Statistics statistics_of_all(const at::Tensor& x, ReplicaGroup& group, int64_t r
   sums.narrow(0, 0, channels).copy_(mean64 * count);
   sums.narrow(0, channels, channels).copy_((var.to(at::kDouble) + mean64 * mean64) * count);
   sums.narrow(0, 2 * channels, 1).fill_(static_cast<double>(count));
-  if (!counts) sums.zero_();
-  group.all_reduce(replica, sums);
+  sums = sum_of_all(sums, group, replica, counts);
   const at::Tensor total = sums.narrow(0, 2 * channels, 1), divisor = total.clamp_min(1);
   const at::Tensor mean_all = sums.narrow(0, 0, channels) / divisor;
   const at::Tensor var_all = (sums.narrow(0, channels, channels) / divisor - mean_all * mean_all).clamp_min_(0);
@@ -79,6 +108,7 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
+    if (c10::GradMode::is_enabled()) return differentiable_backward(context, gradients[0]);
     const auto saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &mean = saved[2], &var = saved[3], &count = saved[4];
     const double eps = context->saved_data["eps"].toDouble();
@@ -104,6 +134,31 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
     at::Tensor dx = dy * per_channel(scale, x);
     dx.addcmul_(x, per_channel(slope, x)).add_(per_channel(offset, x));
     return {dx, d_weight, d_bias, {}, {}, {}, {}, {}, {}, {}};
+  }
+
+  /// The same for a second derivative (create_graph): in operations that autograd records, with statistics that depend
+  /// on x.
+  static variable_list differentiable_backward(AutogradContext* context, const at::Tensor& dy) {
+    const auto saved = context->get_saved_variables();
+    const at::Tensor &x = saved[0], &weight = saved[1];
+    auto& group = *reinterpret_cast<ReplicaGroup*>(context->saved_data["group"].toInt());
+    const int64_t replica = context->saved_data["replica"].toInt(), channels = x.size(1);
+    const bool counts = context->saved_data["counts"].toBool();
+    const Statistics all = statistics_of_all(x, group, replica, counts);
+    const auto type = all.mean.scalar_type();
+    const auto over = [&](const at::Tensor& values) { return per_channel(values.to(type), x.to(type)); };
+    const at::Tensor inverse_std = (all.var.to(at::kDouble) + context->saved_data["eps"].toDouble()).rsqrt();
+    const at::Tensor normal = (x.to(type) - over(all.mean)) * over(inverse_std), slope = dy.to(type);
+    const at::Tensor d_weight = (slope * normal).sum(reduced_dims(x)), d_bias = slope.sum(reduced_dims(x));
+    const at::Tensor means =
+        sum_of_all(at::cat({d_weight, d_bias}).to(at::kDouble), group, replica, counts) / all.count.clamp_min(1);
+    at::Tensor dx = (slope - over(means.narrow(0, channels, channels)) - normal * over(means.narrow(0, 0, channels))) *
+                    over(weight * inverse_std);
+    if (!counts) dx = dx * 0;
+    const auto own = [&](const at::Tensor& gradient) {
+      return (counts ? gradient : gradient * 0).to(weight.scalar_type());
+    };
+    return {dx.to(x.scalar_type()), own(d_weight), own(d_bias), {}, {}, {}, {}, {}, {}, {}};
   }
 };
 

@@ -2,7 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_mul.h>
-#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
@@ -19,7 +18,7 @@ namespace detail {
 static at::Tensor norm_of(const std::vector<at::Tensor>& gradients, const at::Tensor& step_count) {
   if (gradients.empty()) return step_count.defined() ? at::zeros_like(step_count) : at::zeros({});
   if (has_list_kernels(gradients)) return norm_by_kernel(gradients);
-  return at::linalg_vector_norm(at::stack(at::_foreach_norm(gradients, 2)), 2);
+  return at::linalg_vector_norm(at::stack(norms_of(gradients)), 2);
 }
 
 std::vector<at::Tensor> clip_grad_norms_(const std::vector<Optimizer*>& optimizers, double max_norm) {

@@ -13,6 +13,7 @@
 #include <unordered_set>
 
 #include "core/option_problems.h"
+#include "core/tensor_lists.h"
 #include "trainkit/optim/adam.h"
 
 namespace trainkit {
@@ -135,7 +136,8 @@ at::Tensor Muon::orthogonal(const at::Tensor& update) const {
   const int64_t side = std::min(rows, columns), length = std::max(rows, columns);
   at::Tensor now = view(matrices_[0], rows, columns).copy_(update);
   if (rows > columns) now = now.t();
-  now.div_(now.norm().clamp_min(kEps));
+  const at::Tensor norm = now.is_cpu() ? detail::norms_of({now}).front() : now.norm();
+  now.div_(norm.clamp_min(kEps));
   at::Tensor gram = view(squares_[0], side, side), factor = view(squares_[1], side, side);
   for (int i = 0; i < kIterations; ++i) {
     at::Tensor next = view(matrices_[(i + 1) % 2], side, length);

@@ -60,6 +60,14 @@ void check_group(const ParamGroup& group, const std::vector<ParamGroup>& groups,
 
 const at::Tensor& gradient_of(const at::Tensor& param) { return param.unsafeGetTensorImpl()->grad(); }
 
+/// Throws c10::ValueError for a gradient that the kernels cannot read.
+void check_gradient(const at::Tensor& gradient, const at::Tensor& param, const std::string& name) {
+  TORCH_CHECK_VALUE(gradient.layout() == at::kStrided, "optimizer: the gradient of '", name,
+                    "' is sparse, expected a dense one: build the embedding with sparse(false)");
+  TORCH_CHECK_VALUE(gradient.scalar_type() == param.scalar_type(), "optimizer: the gradient of '", name, "' is ",
+                    gradient.scalar_type(), ", expected ", param.scalar_type(), " like its parameter");
+}
+
 }  // namespace
 
 // Note [Optimizer state]
@@ -293,8 +301,7 @@ bool Optimizer::collect_gradients() {
         bucket.gradients[i].reset();
         continue;
       }
-      TORCH_CHECK(gradient.layout() == at::kStrided && gradient.scalar_type() == param.scalar_type(),
-                  "optimizer: the gradient of '", bucket.names[i], "' must be dense and of its parameter's dtype");
+      check_gradient(gradient, param, bucket.names[i]);
       bucket.gradients[i] = with_layout_of(param, gradient);
     }
   }
@@ -351,8 +358,11 @@ void Optimizer::zero_grad(bool set_to_none) {
 std::vector<at::Tensor> Optimizer::gradients() const {
   std::vector<at::Tensor> gradients;
   for (const Bucket& bucket : buckets_) {
-    for (const at::Tensor& param : bucket.params) {
-      if (gradient_of(param).defined()) gradients.push_back(gradient_of(param));
+    for (size_t i = 0; i < bucket.params.size(); ++i) {
+      const at::Tensor& gradient = gradient_of(bucket.params[i]);
+      if (!gradient.defined()) continue;
+      check_gradient(gradient, bucket.params[i], bucket.names[i]);
+      gradients.push_back(gradient);
     }
   }
   return gradients;

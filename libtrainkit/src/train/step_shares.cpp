@@ -34,6 +34,7 @@ namespace trainkit {
 //   mean weight of a replica's first batch (agree_on_unit). It affects only the rounding, and it is saved in
 //   checkpoints so that a resumed run rounds in the same way. A rank whose forward throws in that first step still
 //   takes part in the agreement, because the others wait for it.
+// A weight that is 1e30 times the estimate is refused: the loss would overflow.
 // A loss of weight 0 may be NaN (a mean over nothing). It has no backward and its values are not added: NaN * 0 is NaN.
 // A step of total weight 0 is skipped.
 //
@@ -41,6 +42,9 @@ namespace trainkit {
 // a row that does not count in the statistics. One of weight 0 begins backward with zeros at its SyncBatchNorm layers,
 // and not at its loss, from where 0 * inf would be NaN: its rows count in the statistics, on which the other losses
 // depend.
+
+/// Largest factor of a loss that float32 holds with room for gradients. See Note [Weights of losses].
+constexpr double kMaxShare = 1e30;
 
 /// The root of a backward that sends zeros to some nodes.
 struct ZeroRoot : torch::autograd::Node {
@@ -119,6 +123,9 @@ TrainStep::ReplicaResult TrainStep::run_replica(int64_t replica, const Batch& sh
       alone ? (weight_ == 0 ? result.weight * split * whole : expected_weight_) : result.unit * whole;
   if (replica == 0) expected_weight_ = expected;
   result.share = result.weight > 0 ? result.weight / expected : 0;
+  TORCH_CHECK_VALUE(result.share <= kMaxShare, "LossOutput::weight is more than ", kMaxShare,
+                    " times that of the first micro-batches, got ", result.weight,
+                    ": give a micro-batch of almost no weight the weight 0");
   if (options_.skip_nonfinite && result.weight > 0 && !detail::is_finite_on_host(result.output->loss)) {
     result.nonfinite = detail::first_nonfinite(*devices_.module(replica), shard, result.output->loss);
     if (result.nonfinite.empty()) result.nonfinite = "the loss is not finite";

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <limits>
 #include <string>
 
 #include "core/option_problems.h"
@@ -173,8 +174,11 @@ absl::StatusOr<TrainerResult> Trainer::fit_loss(Prefetcher& loader, LossFunction
 }
 
 int64_t planned_steps(int64_t batches_per_epoch, const TrainerOptions& options) {
-  const int64_t per_epoch = (batches_per_epoch + options.grad_accum_steps - 1) / options.grad_accum_steps;
-  const int64_t by_epochs = per_epoch * options.max_epochs;
+  const int64_t per_epoch =
+      batches_per_epoch / options.grad_accum_steps + (batches_per_epoch % options.grad_accum_steps != 0);
+  int64_t by_epochs = 0;
+  if (__builtin_mul_overflow(per_epoch, options.max_epochs, &by_epochs))
+    by_epochs = std::numeric_limits<int64_t>::max();
   if (options.max_steps > 0 && (by_epochs == 0 || options.max_steps < by_epochs)) return options.max_steps;
   return by_epochs;
 }

@@ -8,6 +8,11 @@
 ///   auto all = std::make_shared<ConcatDataset>(ConcatDataset({flipped, more}));
 ///
 /// Each wrapper calls get_batch of the inner dataset where it can, and forwards prefetch and describe.
+///
+/// A row that occurs several times (an index that is repeated in a Subset, a dataset that is concatenated with itself
+/// or with a part of itself) is augmented differently each time, as in PyTorch. The occurrences get other values of
+/// RowKey::draw: functions of the row's position in the wrapper, the same for any number of workers and ranks. Rows
+/// that occur once keep theirs.
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -19,6 +24,8 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "trainkit/data/dataset.h"
@@ -47,6 +54,8 @@ class MapDataset final : public Dataset {
   void get_batch(std::span<const RowKey> keys, const BatchView& out) const override;
   void prefetch(int64_t index) const override { dataset_->prefetch(index); }
   std::string describe(int64_t index) const override { return dataset_->describe(index); }
+  std::pair<const Dataset*, int64_t> source(int64_t index) const override { return dataset_->source(index); }
+  std::vector<const Dataset*> sources() const override { return dataset_->sources(); }
 
  private:
   void map(std::span<const RowKey> keys, const BatchView& out) const;
@@ -59,8 +68,8 @@ class MapDataset final : public Dataset {
   int64_t in_bytes_ = 0;
 };
 
-/// Selects rows of a dataset by index: row i is row indices[i] of the inner dataset. Uses 8 bytes per row.
-/// Source: torch.utils.data.Subset.
+/// Selects rows of a dataset by index: row i is row indices[i] of the inner dataset. Uses 8 bytes per row,
+/// 16 if an index is repeated. Source: torch.utils.data.Subset.
 class Subset final : public Dataset {
  public:
   /// Throws c10::ValueError if the dataset is null and c10::IndexError if an index is out of range.
@@ -72,13 +81,21 @@ class Subset final : public Dataset {
   void get_batch(std::span<const RowKey> keys, const BatchView& out) const override;
   void prefetch(int64_t index) const override { dataset_->prefetch(indices_[index]); }
   std::string describe(int64_t index) const override { return dataset_->describe(indices_[index]); }
+  std::pair<const Dataset*, int64_t> source(int64_t index) const override { return dataset_->source(indices_[index]); }
+  std::vector<const Dataset*> sources() const override { return dataset_->sources(); }
 
  private:
+  RowKey inner_key(const RowKey& key) const {
+    return key.inner(indices_[key.index], occurrences_.empty() ? 0 : occurrences_[key.index]);
+  }
+
   std::shared_ptr<const Dataset> dataset_;
   std::vector<int64_t> indices_;
+  std::vector<int64_t> occurrences_;  // of the index, among those before it; empty if none is repeated
 };
 
-/// Concatenates datasets that have the same fields.
+/// Concatenates datasets that have the same fields. If several of them read the same dataset, the constructor looks
+/// through their rows once for those that occur in several; the same object twice costs nothing.
 /// Source: torch.utils.data.ConcatDataset.
 class ConcatDataset final : public Dataset {
  public:
@@ -91,13 +108,19 @@ class ConcatDataset final : public Dataset {
   void get_batch(std::span<const RowKey> keys, const BatchView& out) const override;
   void prefetch(int64_t index) const override;
   std::string describe(int64_t index) const override;
+  std::pair<const Dataset*, int64_t> source(int64_t index) const override;
+  std::vector<const Dataset*> sources() const override;
 
  private:
   size_t part_of(int64_t index) const;
   int64_t begin_of(size_t part) const { return part == 0 ? 0 : ends_[part - 1]; }
+  RowKey inner_key(const RowKey& key, size_t part) const;
 
   std::vector<std::shared_ptr<const Dataset>> datasets_;
   std::vector<int64_t> ends_;
+  // Occurrences of the rows of each part: of all its rows, and instead of those that other datasets have too.
+  std::vector<int64_t> part_occurrences_;
+  std::vector<std::unordered_map<int64_t, int64_t>> row_occurrences_;
 };
 
 /// Joins the rows of datasets side by side: row i has the fields of row i of each dataset, in their order. All have the
@@ -119,6 +142,9 @@ class StackDataset final : public Dataset {
   void prefetch(int64_t index) const override;
   /// The names of the row in the datasets that have one, joined by " + ".
   std::string describe(int64_t index) const override;
+  /// Those of the first dataset.
+  std::pair<const Dataset*, int64_t> source(int64_t index) const override { return datasets_.front()->source(index); }
+  std::vector<const Dataset*> sources() const override { return datasets_.front()->sources(); }
 
  private:
   /// Calls `read` with each dataset and the view of its fields.
@@ -149,6 +175,8 @@ class CachedDataset final : public Dataset {
   void get_batch(std::span<const RowKey> keys, const BatchView& out) const override;
   void prefetch(int64_t index) const override;
   std::string describe(int64_t index) const override { return dataset_->describe(index); }
+  std::pair<const Dataset*, int64_t> source(int64_t index) const override { return dataset_->source(index); }
+  std::vector<const Dataset*> sources() const override { return dataset_->sources(); }
 
   /// Number of rows in memory. Callable from any thread.
   int64_t cached_rows() const { return cached_rows_.load(std::memory_order_relaxed); }
@@ -213,6 +241,8 @@ class DiskCachedDataset final : public Dataset {
   void get(const RowKey& key, const BatchView& out, int64_t at) const override;
   void prefetch(int64_t index) const override;
   std::string describe(int64_t index) const override { return dataset_->describe(index); }
+  std::pair<const Dataset*, int64_t> source(int64_t index) const override { return dataset_->source(index); }
+  std::vector<const Dataset*> sources() const override { return dataset_->sources(); }
 
   /// Reads all missing rows with `num_threads` threads and flushes the file. Skips rows that the dataset cannot read.
   /// Returns kCancelled if `progress` returned false, and storage.cache if the disk failed.

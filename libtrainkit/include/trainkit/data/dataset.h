@@ -6,9 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <iosfwd>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "trainkit/core/random.h"
@@ -35,16 +37,34 @@ struct RowKey {
   int64_t index = 0;
   int64_t epoch = 0;
   uint64_t seed = 0;
-  /// Row index in the outermost dataset. A dataset that wraps another one copies the key and changes only `index`, so
-  /// that messages name the row that the user knows.
+  /// Row index in the outermost dataset. A dataset that wraps another one keeps it (see `inner`), so that messages name
+  /// the row that the user knows.
   int64_t origin = -1;
-  /// Sampler::draw of the position. It distinguishes repeated draws of a row in one epoch; 0 if rows do not repeat.
+  /// Distinguishes the occurrences of a row in one epoch: Sampler::draw of the position, changed by datasets that show
+  /// a row several times; 0 if rows do not repeat.
   int64_t draw = 0;
+  /// Number of datasets that have passed the key on with `inner`.
+  int64_t depth = 0;
+
+  /// Value of `draw` for a row that is read outside an epoch: all its occurrences are the same.
+  static constexpr int64_t kUndrawn = std::numeric_limits<int64_t>::min();
+  bool is_first_draw() const { return draw == 0 || draw == kUndrawn; }
+
+  /// Returns the key for row `row` of the dataset that this key's dataset wraps. A dataset that shows that row several
+  /// times passes 0, 1, 2, ... for its occurrences: each has its own random numbers, the first those of a row that does
+  /// not repeat.
+  RowKey inner(int64_t row, int64_t occurrence = 0) const {
+    RowKey key = *this;
+    key.index = row;
+    ++key.depth;
+    if (occurrence != 0 && draw != kUndrawn) key.draw = static_cast<int64_t>(hash_key(draw, key.depth, occurrence));
+    return key;
+  }
 
   /// Returns the random generator of this row in this epoch, for this draw. It is the same for any number of workers
   /// and ranks.
   RandomStream random() const {
-    return RandomStream(draw == 0 ? hash_key(seed, epoch, index) : hash_key(seed, epoch, index, draw));
+    return RandomStream(is_first_draw() ? hash_key(seed, epoch, index) : hash_key(seed, epoch, index, draw));
   }
 };
 
@@ -105,6 +125,12 @@ class Dataset {
 
   /// Hints that row `index` will be read soon. Touches its memory without waiting for it. Never throws.
   virtual void prefetch(int64_t index) const { (void)index; }
+
+  /// Returns where row `index` is stored: a dataset and the index there. A dataset that wraps others returns the answer
+  /// of the one that has the row. ConcatDataset finds rows that occur several times with it.
+  virtual std::pair<const Dataset*, int64_t> source(int64_t index) const { return {this, index}; }
+  /// Returns the datasets that `source` may name.
+  virtual std::vector<const Dataset*> sources() const { return {this}; }
 
   /// Name of the row for messages, for example its file. If empty, messages give only the index.
   virtual std::string describe(int64_t index) const {

@@ -116,10 +116,11 @@ class WeightedRandomSampler final : public Sampler {
 
 /// Mixes the rows of several datasets, which a ConcatDataset joins. `sizes` are their rows in its order. Each epoch has
 /// `options.num_samples` positions, or by default as many as there are rows. Dataset i gets the share weights[i] /
-/// sum(weights) of them, rounded to rows, in shuffled order. It shows each of its rows once before it repeats one, also
-/// across the end of an epoch: a small dataset is repeated within an epoch, a large one continues in the next. The row
-/// at a position is a pure function of (seed, epoch, position), in O(log n) time for n datasets. Throws c10::ValueError
-/// for a dataset without rows, and for a weight that is not finite and > 0.
+/// sum(weights) of them, rounded to rows, in shuffled order. A small dataset is repeated within an epoch, a large one
+/// continues in the next: at the end of each epoch, the rows of a dataset have been shown equally often or once more.
+/// Within an epoch a row may come again before another one has come. The row at a position is a pure function of (seed,
+/// epoch, position), in O(log n) time for n datasets. Throws c10::ValueError for a dataset without rows, and for a
+/// weight that is not finite and > 0.
 std::shared_ptr<const Sampler> mixture_sampler(std::span<const int64_t> sizes, std::span<const double> weights,
                                                WeightedRandomSamplerOptions options = {});
 
@@ -163,6 +164,8 @@ class DistributedSampler final : public Sampler {
   int64_t padding() const override { return padding_; }
 
  private:
+  int64_t whole_position(int64_t position) const;
+
   std::shared_ptr<const Sampler> sampler_;
   DistributedSamplerOptions options_;
   int64_t rows_ = 0;  // rows of the epoch, over all ranks

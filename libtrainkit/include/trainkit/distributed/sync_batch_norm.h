@@ -31,8 +31,9 @@ struct SyncBatchNormOptions {
 /// DeviceReplicator binds each replica's layers to the group of replicas. Unbound, and in evaluation, the layer is an
 /// ordinary BatchNorm. In training each forward exchanges 2 C + 1 numbers and each backward 2 C; all replicas make the
 /// same calls. If another replica fails, the call throws absl::BadStatusOrAccess. With one value per channel and no
-/// other replica, training throws c10::ValueError, as PyTorch does: there is no variance. Use at most one replica per
-/// GPU: autograd has one backward thread per GPU, so two replicas would deadlock.
+/// other replica, training throws c10::ValueError, as PyTorch does: there is no variance. A second derivative is that
+/// of one model on all rows too; each replica takes it, in the same order of calls. Use at most one replica per GPU:
+/// autograd has one backward thread per GPU, so two replicas would deadlock.
 ///
 /// Source: torch.nn.SyncBatchNorm (PyTorch 2.11), which has no CPU kernels and is not in LibTorch.
 class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {

@@ -20,9 +20,11 @@ struct ActivationCheckpointOptions {
 ///   x = checkpoint([&](const at::Tensor& x) { return block->forward(x); }, x, block->parameters());
 ///
 /// `parameters` lists all tensors other than the input that `function` uses and that require gradients; a tensor that
-/// is missing gets no gradient. A tensor may occur several times; undefined tensors are skipped. The gradients are
-/// bitwise those of the plain call if the kernels are deterministic: recomputation sees the same random numbers (CPU
-/// and the input's device), autocast state and input.
+/// is missing gets no gradient. A tensor may occur several times; undefined tensors are skipped. Recomputation sees the
+/// same random numbers (CPU and the input's device), autocast state and input. If the kernels are deterministic, the
+/// gradients are bitwise those of the plain call, except for a tensor that several calls use, or a call and other code
+/// (a tied layer): autograd adds its gradients in another order, and under autocast in float32 instead of the dtype of
+/// the cast that the plain calls share.
 ///
 /// Hooks, torch::autograd::grad and gradient reduction work as usual, because the function does not accumulate
 /// gradients itself. Calls can be nested. Double backward is an error. With grad mode off it is the plain call. During

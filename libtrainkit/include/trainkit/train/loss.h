@@ -30,7 +30,8 @@ struct LossOutput {
 
   /// Scalar: the mean over the counted items.
   at::Tensor loss;
-  /// Number of items in the mean (rows, or tokens that count), finite and >= 0; by default the rows of the batch.
+  /// Number of items in the mean (rows, or tokens that count), finite and >= 0; by default the rows of the batch. Only
+  /// the ratio to other weights matters; one that is 1e30 times that of the first micro-batches is refused.
   /// Accumulated micro-batches and evaluation batches are averaged with this weight. With weight 0 the loss and the
   /// metrics are ignored, NaN included, and may be missing.
   std::optional<double> weight = std::nullopt;
