@@ -12,7 +12,7 @@ namespace {
 
 using trainkit::detail::RowNames;
 
-std::vector<std::string> ids_of(const std::vector<Entity>& entities) {
+std::vector<std::string> id_list(const std::vector<Entity>& entities) {
   std::vector<std::string> ids;
   for (const Entity& entity : entities) ids.push_back(entity.id);
   return ids;
@@ -52,8 +52,8 @@ absl::Status adapt_rows(const RunWeights& from, const Interactions& interactions
     return absl::OkStatus();
   }
   TRAINKIT_ASSIGN_OR_RETURN(const Interactions saved, load_entities(path));
-  const RowNames users{"users", ids_of(saved.users), ids_of(interactions.users)};
-  const RowNames items{"items", ids_of(saved.items), ids_of(interactions.items)};
+  const RowNames users{"users", id_list(saved.users), id_list(interactions.users)};
+  const RowNames items{"items", id_list(saved.items), id_list(interactions.items)};
   if (users.known() == 0 && items.known() == 0) {
     return trainkit::detail::other_meaning(path, "", "has no user and no item of this data",
                                            saved.users.front().id + ", " + saved.items.front().id,

@@ -79,7 +79,9 @@ absl::StatusOr<Session> Session::open(const ConfigParser& parser, const RunOptio
   auto [preprocessing, cube] = earlier ? std::pair(*earlier, apply_preprocessing(scene.cube, *earlier))
                                        : fit_preprocessing(scene.cube, components);
   std::string prepared = "each band standardised over all pixels";
-  if (earlier) prepared = "each band standardised with the statistics of the weights' run";
+  if (earlier)
+    prepared = run.resume.empty() ? "each band standardised with the statistics of the weights' run"
+                                  : "each band standardised as before";
   if (preprocessing.pca) prepared += fmt::format(", {} principal components", components);
   if (preprocessing.pca && !earlier) {
     prepared +=

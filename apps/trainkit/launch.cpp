@@ -43,7 +43,7 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 
 void write_all(int descriptor, const std::string& text) {
   for (size_t done = 0; done < text.size();) {
-    const ssize_t size = write(descriptor, text.data() + done, text.size() - done);
+    const ssize_t size = ::write(descriptor, text.data() + done, text.size() - done);
     if (size < 0 && errno == EINTR) continue;
     if (size < 0) return;  // the reader has closed the pipe; the ranks continue
     done += static_cast<size_t>(size);

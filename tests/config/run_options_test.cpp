@@ -275,9 +275,9 @@ TEST_CASE("A global batch sets the batch per device and the accumulation", "[con
   CHECK(plan({"--batch_size", "8", "--global_batch_size", "32"}, 8) == std::vector<int64_t>{4, 1, 32});
   CHECK(plan({"--batch_size", "8", "--global_batch_size", "24"}, 2) == std::vector<int64_t>{6, 2, 24});
   CHECK(plan({"--batch_size", "8", "--global_batch_size", "32"}, 3) == std::vector<int64_t>{-8});
-  // A default batch per device follows; 32 here.
-  CHECK(plan({"--global_batch_size", "30"}, 1) == std::vector<int64_t>{30, 1, 30});
-  CHECK(plan({"--global_batch_size", "48"}, 1) == std::vector<int64_t>{24, 2, 48});
+  // A default batch per device follows; 16 here.
+  CHECK(plan({"--global_batch_size", "30"}, 1) == std::vector<int64_t>{15, 2, 30});
+  CHECK(plan({"--global_batch_size", "48"}, 1) == std::vector<int64_t>{16, 3, 48});
   // The global batch of a resumed run takes precedence over the flags on another number of devices.
   CHECK(plan({"--batch_size", "8", "--grad_accum_steps", "4"}, 4, 32) == std::vector<int64_t>{8, 1, 32});
   CHECK(plan({"--batch_size", "8", "--grad_accum_steps", "4"}, 3, 32) == std::vector<int64_t>{-8});

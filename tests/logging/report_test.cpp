@@ -10,6 +10,7 @@
 #include "logging/run_file.h"
 #include "reported_run.h"
 #include "test_util.h"
+#include "trainkit/core/fs.h"
 #include "trainkit/io/array_file.h"
 #include "trainkit/logging/sinks.h"
 #include "trainkit/logging/summary.h"

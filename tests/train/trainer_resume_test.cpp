@@ -154,6 +154,7 @@ TEST_CASE("A checkpoint of another model is refused with its name", "[train][tra
   TrainerOptions options = base_options(dir / "run", 8);
   REQUIRE(run(options).ok());
   options.resume = "latest";
+  options.eval_every = 0;
   auto devices = DeviceReplicator::create([] { return torch::nn::Linear(8, 4); }).value();
   auto loader = tiny_loader(52, 4);
   auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}), options).value();

@@ -95,8 +95,9 @@ at::Tensor norm_by_kernel([[maybe_unused]] const std::vector<at::Tensor>& tensor
   return norm;
 }
 
-std::vector<at::Tensor> norms_of(const std::vector<at::Tensor>& tensors, int64_t piece) {
-  const auto is_large = [&](const at::Tensor& tensor) { return tensor.is_cpu() && tensor.numel() > piece; };
+std::vector<at::Tensor> norms_of(const std::vector<at::Tensor>& tensors, int64_t large) {
+  const int64_t piece = std::max<int64_t>(large / 16, 1);
+  const auto is_large = [&](const at::Tensor& tensor) { return tensor.is_cpu() && tensor.numel() > large; };
   if (std::none_of(tensors.begin(), tensors.end(), is_large)) return at::_foreach_norm(tensors, 2);
   std::vector<at::Tensor> norms;
   for (const at::Tensor& tensor : tensors) {

@@ -31,10 +31,11 @@ void unscale_by_kernel(const std::vector<at::Tensor>& tensors, const at::Tensor&
 /// same order. Two launches for up to 128 tensors.
 at::Tensor norm_by_kernel(const std::vector<at::Tensor>& tensors);
 
-/// Returns the 2-norm of each tensor, a scalar of its dtype on its device. Those of large tensors on the CPU are added
-/// up in float64 from pieces of `piece` elements, since LibTorch adds all squares of a tensor in float32: 2^28 ones
-/// have the norm 11585 there instead of 16384. The norm of a smaller tensor has LibTorch's bits.
-std::vector<at::Tensor> norms_of(const std::vector<at::Tensor>& tensors, int64_t piece = int64_t{1} << 24);
+/// Returns the 2-norm of each tensor, a scalar of its dtype on its device. Those of tensors of more than `large`
+/// elements on the CPU are added up in float64 from pieces of a sixteenth of it, since LibTorch adds all squares of a
+/// tensor in float32: 2^28 ones have the norm 11585 there instead of 16384. The norm of a smaller tensor has LibTorch's
+/// bits.
+std::vector<at::Tensor> norms_of(const std::vector<at::Tensor>& tensors, int64_t large = int64_t{1} << 24);
 
 /// Copies each tensor of `from` to the one of `to` with the same sizes, strides, dtype and device, if `condition`, a
 /// float32 scalar, is undefined or not 0. Waits for a device only for a tensor on the CPU. On a GPU that has kernels,

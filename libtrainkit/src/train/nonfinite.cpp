@@ -115,7 +115,8 @@ class Search {
       for (const at::Tensor& value : kept) {
         if (const char* problem = problem_of(value)) return report(*node, owner, value, problem);
       }
-      if (!kept.empty()) last = operation_of(*node);
+      const bool is_leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get()) != nullptr;
+      if (!kept.empty() && !is_leaf) last = operation_of(*node);
     }
     const char* problem = problem_of(loss);
     const std::string after = last_owner_.empty() ? "" : " after " + last_owner_;

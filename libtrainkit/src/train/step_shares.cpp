@@ -147,14 +147,24 @@ namespace {
 /// Returns whether `value`, one of the scalars of `output`, uses memory that somebody else holds: a parameter, a
 /// buffer, a tensor of the caller. It may change before the metric is read.
 bool is_shared(const at::Tensor& value, const LossOutput& output) {
-  size_t handles = 0, tensors = 0;  // of the output itself
-  const auto count = [&](const at::Tensor& other) {
-    handles += other.is_same(value);
-    tensors += other.is_alias_of(value);
+  size_t tensors = 0;  // of the output with this memory
+  bool is_held = false;
+  const auto output_tensor = [&](size_t i) -> const at::Tensor& {
+    return i == 0 ? output.loss : output.metrics[i - 1].second;
   };
-  count(output.loss);
-  for (const auto& metric : output.metrics) count(metric.second);
-  return value.use_count() > handles || value.storage().use_count() > tensors - (handles - 1);
+  for (size_t i = 0; i <= output.metrics.size(); ++i) {
+    const at::Tensor& other = output_tensor(i);
+    if (!other.is_alias_of(value)) continue;
+    size_t handles = 0, earlier = 0;
+    for (size_t j = 0; j <= output.metrics.size(); ++j) {
+      const bool is_same = output_tensor(j).is_same(other);
+      handles += is_same;
+      earlier += is_same && j < i;
+    }
+    is_held |= other.use_count() > handles;
+    tensors += earlier == 0;
+  }
+  return is_held || value.storage().use_count() > tensors;
 }
 
 /// Returns the place of metric `name`, or the number of metrics. `guess` is its place in other outputs.
