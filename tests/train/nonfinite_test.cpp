@@ -275,7 +275,8 @@ TEST_CASE("Non-finite parameters and losses are reported by name", "[train][nonf
   auto devices = norm_net();
   const auto run = [&](auto loss) {
     auto loader = in_order(rows_with_inf(3, {}));
-    auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}), {.max_epochs = 1, .grad_clip = 1, .log_every = 1}).value();
+    auto trainer =
+        Trainer::create(*devices, AdamW({.lr = 1e-2}), {.max_epochs = 1, .grad_clip = 1, .log_every = 1}).value();
     return error_line(trainer.fit(*loader, loss).status());
   };
   CHECK_THAT(run([](NormNet& model, const Batch& batch) { return (model->forward(batch["x"]) * 0 - 1).sqrt().sum(); }),

@@ -250,8 +250,8 @@ class Optimizer : public ScaledOptimizer {
 /// @return The norm before clipping: scalar on the gradients' device (0 if no parameter has a gradient, or
 /// without parameters). On the CPU the squares of a tensor of more than 2^24 elements are added in float64, in pieces.
 /// Throws c10::Error for gradients of a scaled loss: call scaler.unscale_(optimizer) first. Throws c10::ValueError for
-/// a sparse gradient. Source: torch.nn.utils.clip_grad_norm_ (PyTorch 2.11), foreach. LibTorch's C++ function copies
-/// the norm to the host.
+/// a sparse gradient.
+/// Source: torch.nn.utils.clip_grad_norm_ (PyTorch 2.11), foreach. LibTorch's C++ function copies the norm to the host.
 at::Tensor clip_grad_norm_(Optimizer& optimizer, double max_norm);
 
 }  // namespace trainkit
