@@ -57,7 +57,8 @@ TEST_CASE("predict of a run of trainkit-hsi with --ema uses the average of the w
   };
   start(place.flags("run", {"--ema", "0.9", "--epochs", "3", "--keep_last", "0"}));
   check_average(place.dir / "run", [&](const std::string& run) {
-    start({"predict", run, "--cube", place.dir / "demo.mat", "--out", place.dir / "out", "--device", "cpu"});
+    start({"predict", run, "--cube", place.dir / "demo.mat", "--out", place.dir / "out", "--overwrite", "--device",
+           "cpu"});
     return read_text(place.dir / "out/probabilities.npy");
   });
 }
@@ -80,7 +81,8 @@ TEST_CASE("trainkit-hsi keeps and tests the best weights when training makes the
   CHECK(after.at("best_step") == before.at("best_step"));
   for (const char* score : {"oa", "aa", "kappa"}) CHECK(after.at(score) == before.at(score));
   const auto classes = [&](const std::string& run) {
-    start({"predict", run, "--cube", place.dir / "demo.mat", "--out", place.dir / "out", "--device", "cpu"});
+    start({"predict", run, "--cube", place.dir / "demo.mat", "--out", place.dir / "out", "--overwrite", "--device",
+           "cpu"});
     return read_npy(place.dir / "out/classes.npy").value();
   };
   const at::Tensor tested = MatFile::open(place.dir / "run/results/maps.mat")->read("classification").value();

@@ -88,7 +88,7 @@ TEST_CASE("recommend of a run of trainkit-gpt2rec with --ema uses the average of
   };
   start(place.flags("run", {"--ema", "0.9", "--keep_last", "0"}));
   check_average(place.dir / "run", [&](const std::string& run) {
-    start({"recommend", run, "--all_users", place.dir / "all.csv", "--device", "cpu"});
+    start({"recommend", run, "--all_users", place.dir / "all.csv", "--overwrite", "--device", "cpu"});
     return read_text(place.dir / "all.csv");
   });
 }
@@ -111,7 +111,7 @@ TEST_CASE("trainkit-gpt2rec keeps and tests the best weights when training makes
   for (const char* score : {"ndcg@10", "recall@10", "mrr"}) CHECK(after.at(score) == before.at(score));
   CHECK(after.at("final").at("val_ndcg@10") < after.at("best").at("val_ndcg@10"));
   const auto lists = [&](const std::string& run) {
-    start({"recommend", run, "--all_users", place.dir / "all.csv", "--device", "cpu"});
+    start({"recommend", run, "--all_users", place.dir / "all.csv", "--overwrite", "--device", "cpu"});
     return read_text(place.dir / "all.csv");
   };
   CHECK(lists(place.dir / "run") != lists(place.dir / "run/checkpoints"));
