@@ -126,7 +126,7 @@ TEST_CASE("Windows of pictures that change their rate go by time stamps, and a w
   const at::Tensor variable = rows("vfr.mp4", 1), constant = rows("cfr.mp4", 1);
   REQUIRE(variable.sizes() == constant.sizes());
   CHECK(variable.size(0) > 1);
-  CHECK((variable - constant).abs().mean().item<double>() < 3);
+  CHECK((variable - constant).abs().mean().item<double>() < 6);
 }
 
 TEST_CASE("The sound of a window begins where its picture does", "[apps][emotion]") {

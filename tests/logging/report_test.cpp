@@ -302,7 +302,8 @@ TEST_CASE("run.json lists each file before it has its name, and its digest when 
   REQUIRE(write_file_atomically(Fs::posix(), dir / "elsewhere", "text").ok());
   const Directory folder = Fs::posix().open_directory(run).value();
   CHECK_FALSE(write_file_atomically(folder, "failed", [](WritableFile&) { return absl::InternalError("x"); }).ok());
-  CHECK(files() == nlohmann::json::parse(R"({"metrics.jsonl":null,"results/scores.json":null,"report.html":null})"));
+  CHECK(files() ==
+        nlohmann::ordered_json::parse(R"({"metrics.jsonl":null,"results/scores.json":null,"report.html":null})"));
   REQUIRE(end_session(run, {.exit_reason = "max_steps"}, {}).ok());
   CHECK(files()["results/scores.json"] == Digest::of("second"));
   CHECK(files()["report.html"].is_null());

@@ -13,7 +13,7 @@ TEST_CASE("Ranks that differ all end with exit code 8 and name the field", "[ran
                                    {"shape", "parameter out.weight: differs between ranks"},
                                    {"name", "parameter another.weight: differs between ranks"},
                                    {"dtype", "parameter hidden.weight: differs between ranks"},
-                                   {"frozen", "parameter hidden.weight: differs between ranks"},
+                                   {"frozen", "requires_grad of hidden.weight: differs between ranks"},
                                    {"rows", "differs between ranks"},
                                    {"seed", "seed of the order: differs between ranks"},
                                    {"batch", "batch_size: differs between ranks"},

@@ -11,26 +11,31 @@ namespace trainkit::detail {
 /// Sets a module and all parts of it at the end to the modes that they have at the beginning.
 class KeptModes {
  public:
-  explicit KeptModes(torch::nn::Module& module) : parts_(module.modules()) {
-    for (const auto& part : parts_) was_training_.push_back(part->is_training());
+  explicit KeptModes(torch::nn::Module& module)
+      : module_(module), was_training_(module.is_training()), parts_(module.modules(/*include_self=*/false)) {
+    for (const auto& part : parts_) parts_were_training_.push_back(part->is_training());
   }
   ~KeptModes() {
     if (!have_changed()) return;
-    for (size_t i = 0; i < parts_.size(); ++i) parts_[i]->train(was_training_[i]);  // a module before its parts
+    module_.train(was_training_);  // a module before its parts
+    for (size_t i = 0; i < parts_.size(); ++i) parts_[i]->train(parts_were_training_[i]);
   }
   KeptModes(const KeptModes&) = delete;
   KeptModes& operator=(const KeptModes&) = delete;
 
   bool have_changed() const {
+    if (module_.is_training() != was_training_) return true;
     for (size_t i = 0; i < parts_.size(); ++i) {
-      if (parts_[i]->is_training() != was_training_[i]) return true;
+      if (parts_[i]->is_training() != parts_were_training_[i]) return true;
     }
     return false;
   }
 
  private:
+  torch::nn::Module& module_;  // may be on the stack
+  bool was_training_;
   std::vector<std::shared_ptr<torch::nn::Module>> parts_;
-  std::vector<bool> was_training_;
+  std::vector<bool> parts_were_training_;
 };
 
 /// Sets a module and all parts of it to evaluation mode, and at the end each of them to its own mode again.
