@@ -225,8 +225,8 @@ TEST_CASE("A command replaces no file of the user", "[apps][foreign_files]") {
   const std::string hsi = world.run_of("trainkit-hsi"), rec = world.run_of("trainkit-gpt2rec");
   const std::string emotion = world.run_of("trainkit-emotion"), cube = world.dir / "hsi/demo.mat";
   const std::string mine = put(dir / "mine"), onnx = put(dir / "mine.onnx"), weights = put(dir / "mine.pt");
-  for (const char* name : {"map.png", "classes.npy", "probabilities.npy", "classes.csv"}) {
-    const std::string out = dir / ("o-" + std::string(name).substr(0, 3));
+  for (const std::string name : {"map.png", "classes.npy", "probabilities.npy", "classes.csv"}) {
+    const std::string out = dir / (name.substr(0, 1) + name.substr(name.size() - 3));
     check_refused("trainkit-hsi", {"predict", hsi, "--cube", cube, "--out", out}, put(out + "/" + name));
   }
   const std::string clip = world.dir / "emotion/train_splits/dia0_utt0.mp4";
