@@ -6,6 +6,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <limits>
+#include <utility>
 
 namespace trainkit {
 
@@ -15,6 +16,8 @@ namespace trainkit {
 // and copied with one non-blocking copy into page-locked memory (a copy to pageable memory would block); a single one
 // is copied as it is. An event recorded on the same stream after the copy tells when the host may read it: ready()
 // queries the event and never waits.
+// After an error of the device, freeing the page-locked memory would throw from a destructor: it is left to the end of
+// the process.
 
 namespace {
 
@@ -53,6 +56,22 @@ LateScalars::LateScalars(const std::vector<at::Tensor>& scalars) {
   const c10::impl::VirtualGuardImpl backend(device.type());
   copied_.emplace(device.type());
   copied_->record(backend.getStream(device));
+}
+
+LateScalars& LateScalars::operator=(LateScalars other) noexcept {
+  std::swap(values_, other.values_);
+  std::swap(host_, other.host_);
+  std::swap(copied_, other.copied_);
+  return *this;
+}
+
+LateScalars::~LateScalars() {
+  if (!copied_ || !host_.defined()) return;
+  try {
+    copied_->query();
+  } catch (const std::exception&) {
+    host_.unsafeReleaseTensorImpl();
+  }
 }
 
 bool LateScalars::ready() const { return !copied_ || copied_->query(); }

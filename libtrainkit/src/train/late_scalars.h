@@ -18,6 +18,9 @@ class LateScalars {
   LateScalars() = default;
   /// Starts the copy. Scalars may have any dtype and must be on one device; undefined tensors become NaN.
   explicit LateScalars(const std::vector<at::Tensor>& scalars);
+  LateScalars(LateScalars&&) = default;
+  LateScalars& operator=(LateScalars other) noexcept;
+  ~LateScalars();
 
   /// Returns whether values() would return without waiting.
   bool ready() const;

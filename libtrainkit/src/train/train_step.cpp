@@ -324,7 +324,9 @@ std::pair<at::Tensor, at::Tensor> TrainStep::means_of_ranks(ProcessGroup& group,
   }
   weights.push_back(known < metrics.metrics.size() ? 1 : 0);
   const auto count = std::ssize(values);
-  const at::Tensor factors = at::tensor(weights, at::kDouble).to(metrics.loss.device(), /*non_blocking=*/true);
+  // A copy from page-locked memory does not wait for the device.
+  const auto host = at::TensorOptions(at::kDouble).pinned_memory(metrics.loss.is_cuda());
+  const at::Tensor factors = at::tensor(weights, host).to(metrics.loss.device(), /*non_blocking=*/true);
   const at::Tensor sums = at::cat({at::stack(values).mul_(factors.narrow(0, 0, count)), factors});
   const absl::Status reduced = group.all_reduce(sums, "all_reduce(metrics)");
   if (!reduced.ok()) throw absl::BadStatusOrAccess(reduced);
