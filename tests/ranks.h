@@ -1,9 +1,7 @@
 #pragma once
 /// Ranks of a job as child processes, launched as torchrun would.
 
-#include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,14 +9,12 @@
 #include <fstream>
 #include <map>
 #include <sstream>
-#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "fast_start/start_program.h"
 #include "free_port.h"
-
-extern char** environ;
 
 namespace trainkit::test {
 
@@ -89,20 +85,8 @@ class Ranks {
     }
     for (const auto& [name, value] : mine) environment.push_back(name + "=" + value);
     arguments.insert(arguments.begin(), std::string(TRAINKIT_BIN_DIR) + "/" + program);
-    std::vector<char*> argv, envp;
-    for (std::string& argument : arguments) argv.push_back(argument.data());
-    for (std::string& variable : environment) envp.push_back(variable.data());
-    argv.push_back(nullptr);
-    envp.push_back(nullptr);
     const std::string base = folder_ + "/rank" + std::to_string(rank);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_addopen(&actions, 1, (base + ".out").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    posix_spawn_file_actions_addopen(&actions, 2, (base + ".err").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    pid_t pid = -1;
-    const int failed = posix_spawn(&pid, argv[0], &actions, nullptr, argv.data(), envp.data());
-    posix_spawn_file_actions_destroy(&actions);
-    if (failed) throw std::runtime_error("cannot start " + arguments[0]);
+    const pid_t pid = start_program({arguments, environment, base + ".out", base + ".err"});
     pids_.push_back(pid);
     codes_.push_back(-1);
   }

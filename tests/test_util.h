@@ -59,6 +59,9 @@ inline std::string environment(const char* name) {
   return value ? value : "";
 }
 
+/// Whether `./dev test --full` runs the long form of each test.
+inline bool is_full() { return !environment("TRAINKIT_TEST_FULL").empty(); }
+
 /// Folder with real data sets (TRAINKIT_TEST_DATA); if it is empty, the test is skipped.
 inline std::string data_dir() { return environment("TRAINKIT_TEST_DATA"); }
 

@@ -17,12 +17,11 @@ TEST_CASE(
     "[apps][emotion][memory]") {
   const EmotionPlace place;
   std::vector<std::vector<std::string>> models;
-  const bool is_full = !environment("TRAINKIT_TEST_FULL").empty();
   for (const std::string size : {"simple", "complex", "huge"}) models.push_back({"--model_size", size});
   for (const std::string modality : {"visual", "audio"}) models.push_back({"--modality", modality});
   for (const std::string fusion : {"concat", "gated"}) models.push_back({"--fusion_type", fusion});
-  if (!is_full) models = {models[0], models[4], models[6]};
-  const std::vector<int64_t> sizes = is_full ? std::vector<int64_t>{7, 22, 33} : std::vector<int64_t>{22};
+  if (!is_full()) models = {models[0], models[4], models[6]};
+  const std::vector<int64_t> sizes = is_full() ? std::vector<int64_t>{7, 22, 33} : std::vector<int64_t>{22};
   for (const auto& model : models) {
     const Given given(place, model);
     const Session session = given.open();

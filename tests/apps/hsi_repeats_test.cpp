@@ -25,11 +25,13 @@ nlohmann::json summary_of_repeat(const HsiPlace& place, const std::string& run) 
 
 TEST_CASE("Repeats run with different seeds and report their mean and standard deviation", "[apps][hsi]") {
   const HsiPlace place;
-  const Ended ended =
-      run_repeats(place, place.flags("all", {"--repeats", "2", "--seed", "5", "--epochs", "1", "--overwrite"}));
+  REQUIRE(run_repeats(place, place.flags("start", {"--epochs", "1"})).code == 0);
+  const std::string start = place.dir / "start/best.safetensors";
+  const Ended ended = run_repeats(place, place.flags("all", {"--repeats", "2", "--seed", "5", "--epochs", "1",
+                                                             "--overwrite", "--init_from", start}));
   INFO(ended.errors);
   REQUIRE(ended.code == 0);
-  REQUIRE(run_repeats(place, place.flags("second", {"--seed", "6", "--epochs", "1"})).code == 0);
+  REQUIRE(run_repeats(place, place.flags("second", {"--seed", "6", "--epochs", "1", "--init_from", start})).code == 0);
   const double first = summary_of_repeat(place, "all/repeat-1").at("oa"),
                second = summary_of_repeat(place, "all/repeat-2").at("oa");
   CHECK(second == summary_of_repeat(place, "second").at("oa").get<double>());
@@ -62,7 +64,7 @@ TEST_CASE("Repeats run with different seeds and report their mean and standard d
   CHECK_THAT(resume({}), Catch::Contains("/all/repeat-2 is finished; to continue it, raise --epochs or --max_steps") &&
                              Catch::Contains("all 2 runs in " + (place.dir / "all") + " are finished"));
   CHECK(files_of(place.dir / "all") == whole);
-  fs::remove_all(place.dir / "all/repeat-2");
+  fs::remove_all(place.dir / "all/repeat-2");  // it starts from --init_from again
   const auto first_files = files_of(place.dir / "all/repeat-1");
   resume({});
   CHECK(files_of(place.dir / "all/repeat-1") == first_files);
@@ -71,6 +73,7 @@ TEST_CASE("Repeats run with different seeds and report their mean and standard d
     for (const char* time : {"wall_seconds", "effective_fraction"}) summary->erase(time);
   }
   CHECK(again == expected);
+  fs::remove(start);  // repeats that have begun do not need it
   resume({"--epochs", "2"});
   CHECK(summary_of_repeat(place, "all").at("epochs") == 4);
   CHECK_THAT(read_text(place.dir / "all/config.yaml"), Catch::Contains("\nepochs: 2"));

@@ -1,9 +1,7 @@
 #pragma once
 /// A program of build/bin as a child process.
 
-#include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,12 +9,11 @@
 #include <fstream>
 #include <optional>
 #include <sstream>
-#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
-extern char** environ;
+#include "../fast_start/start_program.h"
 
 namespace trainkit::test {
 
@@ -42,23 +39,13 @@ class Program {
           ProgramOptions options = {})
       : out_(folder + "/" + options.stem + "stdout"), err_(folder + "/" + options.stem + "stderr") {
     arguments.insert(arguments.begin(), name.starts_with('/') ? name : std::string(TRAINKIT_BIN_DIR) + "/" + name);
-    const auto pointers = [](std::vector<std::string>& texts) {
-      std::vector<char*> list;
-      for (std::string& text : texts) list.push_back(text.data());
-      list.push_back(nullptr);
-      return list;
-    };
-    std::vector<char*> argv = pointers(arguments);
-    std::vector<char*> variables;
-    if (options.environment) variables = pointers(*options.environment);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_addopen(&actions, 1, out_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    posix_spawn_file_actions_addopen(&actions, 2, err_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    const int failed =
-        posix_spawnp(&pid_, argv[0], &actions, nullptr, argv.data(), options.environment ? variables.data() : environ);
-    posix_spawn_file_actions_destroy(&actions);
-    if (failed) throw std::runtime_error("cannot start " + arguments[0]);
+    ProgramStart start{.arguments = std::move(arguments), .out = out_, .err = err_};
+    if (options.environment) {
+      start.environment = *std::move(options.environment);
+    } else {
+      for (char** variable = environ; *variable; ++variable) start.environment.emplace_back(*variable);
+    }
+    pid_ = start_program(start);
   }
   ~Program() {
     if (pid_ > 0) {

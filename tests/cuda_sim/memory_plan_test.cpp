@@ -134,8 +134,6 @@ void check(const Runs& runs, const Setting& setting) {
   check_close(summary, "reserved", kReservedShare, kSegment);
 }
 
-bool is_full() { return !environment("TRAINKIT_TEST_FULL").empty(); }
-
 /// All precisions and strategies of a model.
 std::vector<Setting> combinations(const std::string& model, const std::vector<int64_t>& sizes) {
   std::vector<Setting> settings;

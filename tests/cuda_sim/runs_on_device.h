@@ -14,9 +14,6 @@
 
 namespace trainkit::test {
 
-/// Long counts: ./dev test --full.
-inline bool is_full() { return !environment("TRAINKIT_TEST_FULL").empty(); }
-
 /// A trainer and a small run of it. Without dropout, whose masks differ between devices, and with steps so small that
 /// Adam does not amplify the sign of a gradient close to zero.
 struct Trainer {

@@ -128,14 +128,13 @@ TEST_CASE("A rank that dies or fails at any moment ends the others, who name it"
       {"three of four killed", 4, "forward:13:kill", "123", kKilled, 8, "lost"},
       {"not a number on one rank: all see it", 2, "forward:13:nan", "1", 9, 9, "gradients: are not finite at step 8"},
   };
-  const bool is_full = !environment("TRAINKIT_TEST_FULL").empty();
   const auto is_exchange = [](const PeerFault& fault) {
     const std::string at = fault.at;
     return at.starts_with("joined") || at.starts_with("backward") || at.starts_with("evaluation");
   };
   for (const char* shared_memory : {"1", "0"}) {
     for (const PeerFault& fault : faults) {
-      if (shared_memory[0] == '0' && !is_full && !is_exchange(fault)) continue;
+      if (shared_memory[0] == '0' && !is_full() && !is_exchange(fault)) continue;
       INFO("--shared_memory " << shared_memory);
       check_fault(fault, {"--shared_memory", shared_memory}, TempDir());
     }
@@ -160,10 +159,9 @@ TEST_CASE("A rank that dies or fails while the ranks divide the training state e
       {"one of four killed", 4, "backward:13:kill", "2", kKilled, 8, "rank 2 lost"},
       {"not a number on one rank: all see it", 2, "forward:13:nan", "1", 9, 9, "gradients: are not finite at step 8"},
   };
-  const bool is_full = !environment("TRAINKIT_TEST_FULL").empty();
   for (const std::string shard : {"gradients", "optimizer"}) {
     for (const PeerFault& fault : faults) {
-      if (shard == "optimizer" && !is_full && !std::string_view(fault.at).starts_with("forward:13")) continue;
+      if (shard == "optimizer" && !is_full() && !std::string_view(fault.at).starts_with("forward:13")) continue;
       INFO("--shard " << shard);
       const TempDir folder;
       check_fault(fault, {"--shard", shard}, folder);

@@ -103,7 +103,7 @@ class AppRun {
   absl::Status make_replicas() {
     TRAINKIT_ASSIGN_OR_RETURN(
         devices_, DeviceReplicator::create(task_.recipe.make_model, replicator_options(run_, context_.placement)));
-    if (run_.init_from.empty()) return absl::OkStatus();
+    if (run_.init_from.empty() || !run_.resume.empty()) return absl::OkStatus();
     TRAINKIT_RETURN_IF_ERROR(detail::load_initial_weights(app_, context_, *devices_->module(), task_.description));
     devices_->synchronize();
     return absl::OkStatus();

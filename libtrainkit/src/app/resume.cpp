@@ -65,7 +65,7 @@ void continue_with_own_settings(ConfigParser& parser, const RunOptions& run) {
     if (!config.empty()) parser.set_defaults({{"output_dir", checkpoint.run_folder()}}, "the run to continue");
     return config;
   };
-  parser.set_run_file(find, {"output_dir", "resume", "init_from", "overwrite", "dry_run"});
+  parser.set_run_file(find, {"output_dir", "resume", "overwrite", "dry_run"});
   parser.fix({"seed", "weight_decay"});  // the optimizer's state has the second
 }
 

@@ -275,7 +275,7 @@ absl::Status check_run_options(const ConfigParser& parser, const RunOptions& opt
   if (!options.resume.empty() && options.overwrite) {
     return parser.invalid("overwrite", "contradicts --resume", "", "give one of the two");
   }
-  if (!options.resume.empty() && !options.init_from.empty()) {
+  if (!options.resume.empty() && parser.is_given("init_from")) {
     return parser.invalid("init_from", "contradicts --resume", "",
                           "a resumed run takes its weights from the checkpoint");
   }
