@@ -33,39 +33,51 @@ int64_t length_of(const std::string& metric) {
   return is_known && is_number && k <= 1000 ? k : 0;
 }
 
+// What a flag needs to have an effect.
+OptionNeed tables() { return {"data_format", {"auto", "table"}}; }
+OptionNeed gpt2() { return {"model", {"gpt2"}}; }
+OptionNeed random_weights() { return {"gpt2", {""}}; }
+OptionNeed adapters() { return {"lora_rank", {"0"}, /*excludes=*/true}; }
+
 void add_table_flags(ConfigParser& parser, RecOptions& options) {
-  const OptionGroup add(parser, "Tables of interactions");
+  const OptionGroup add(parser, "Tables of interactions", {modes::kTrain});
   add("user_column", &options.user_column,
       {.help =
            "Column of the users in a .csv or .tsv: a name or a number from 1. Default: a usual name such as user_id, "
            "or column 1 of a table without names.",
-       .metavar = "NAME|N"});
+       .metavar = "NAME|N",
+       .needs = {tables()}});
   add("item_column", &options.item_column,
-      {.help = "Column of the items. Default: a usual name, or column 2.", .metavar = "NAME|N"});
+      {.help = "Column of the items. Default: a usual name, or column 2.", .metavar = "NAME|N", .needs = {tables()}});
   add("rating_column", &options.rating_column,
       {.help = "Column of the ratings; none: the table has pairs. Default: a usual name, or column 3 if there is one.",
-       .metavar = "NAME|N|none"});
+       .metavar = "NAME|N|none",
+       .needs = {tables()}});
   add("time_column", &options.time_column,
       {.help = "Column of the times, seconds or milliseconds since 1970; none: no times. Default: a usual name, or "
                "column 4 if there is one.",
-       .metavar = "NAME|N|none"});
+       .metavar = "NAME|N|none",
+       .needs = {tables()}});
   add("header", &options.header,
       {.help =
            "Whether line 1 has the names of the columns. auto: yes if a flag names a column, or if it has usual names.",
-       .choices = {"auto", "yes", "no"}});
+       .choices = {"auto", "yes", "no"},
+       .needs = {tables()}});
   add("csv_delimiter", &options.csv_delimiter,
       {.help = "Field separator: one character, tab, or auto: a comma in a .csv, else a tab.",
-       .metavar = "auto|tab|C"});
+       .metavar = "auto|tab|C",
+       .needs = {tables()}});
   add("validation_data", &options.validation_data,
       {.help = "Table of the validation part; --data_dir is that of training. Default: --validation_share of the "
                "training part.",
-       .path = PathKind::kInput});
+       .path = PathKind::kInput,
+       .needs = {tables()}});
   add("test_data", &options.test_data,
-      {.help = "Table of the test part, instead of --split.", .path = PathKind::kInput});
+      {.help = "Table of the test part, instead of --split.", .path = PathKind::kInput, .needs = {tables()}});
 }
 
 void add_interaction_flags(ConfigParser& parser, RecOptions& options) {
-  const OptionGroup add(parser, "Interactions");
+  const OptionGroup add(parser, "Interactions", {modes::kTrain});
   add("data_format", &options.data_format,
       {.help =
            "Format of the files in --data_dir: MovieLens 1M (ratings.dat), 100k (u.data), RecBole (one .inter) or a "
@@ -99,11 +111,12 @@ void add_interaction_flags(ConfigParser& parser, RecOptions& options) {
   add("plan_data", &options.plan_data,
       {.help = "Size of generated data for a --dry_run without --data_dir. MovieLens 1M has 6040x3706x1000209.",
        .metavar = "USERSxITEMSxRATINGS",
-       .flag_only = true});
+       .flag_only = true,
+       .needs = {{"dry_run", {"true"}}}});
 }
 
 void add_model_flags(ConfigParser& parser, RecOptions& options) {
-  const OptionGroup add(parser, "Model");
+  const OptionGroup add(parser, "Model", {modes::kTrain});
   add("model", &options.model,
       {.help = "gpt2: embeddings, GPT-2 over the texts of users and items, and an MLP. bpr_mf: matrix factorisation.",
        .choices = {"gpt2", "bpr_mf"}});
@@ -117,39 +130,63 @@ void add_model_flags(ConfigParser& parser, RecOptions& options) {
 }
 
 void add_gpt2_flags(ConfigParser& parser, RecOptions& options) {
-  const OptionGroup add(parser, "GPT-2");
+  const OptionGroup add(parser, "GPT-2", {modes::kTrain});
   add("gpt2", &options.gpt2,
       {.help =
            "Folder of a pretrained GPT-2 in Hugging Face's layout (config.json and weights). Default: a small GPT-2 "
            "with random weights.",
-       .path = PathKind::kInput});
+       .path = PathKind::kInput,
+       .modes = {modes::kTrain, modes::kRun},
+       .needs = {gpt2()}});
   add("vocab", &options.vocab,
       {.help = "Folder of GPT-2's vocabulary (vocab.json and merges.txt). Default: --gpt2, or characters without it.",
-       .path = PathKind::kInput});
-  add("n_layer", &options.n_layer, {.help = "Number of layers of a GPT-2 with random weights.", .min = 1, .max = 1000});
-  add("n_head", &options.n_head, {.help = "Number of attention heads; must divide n_embd.", .min = 1, .max = 1000});
-  add("n_embd", &options.n_embd, {.help = "Width of its hidden states.", .min = 1, .max = 1 << 16});
+       .path = PathKind::kInput,
+       .modes = {modes::kTrain, modes::kRun},
+       .needs = {gpt2()}});
+  add("n_layer", &options.n_layer,
+      {.help = "Number of layers of a GPT-2 with random weights.",
+       .min = 1,
+       .max = 1000,
+       .needs = {gpt2(), random_weights()}});
+  add("n_head", &options.n_head,
+      {.help = "Number of attention heads; must divide n_embd.",
+       .min = 1,
+       .max = 1000,
+       .needs = {gpt2(), random_weights()}});
+  add("n_embd", &options.n_embd,
+      {.help = "Width of its hidden states.", .min = 1, .max = 1 << 16, .needs = {gpt2(), random_weights()}});
   add("vocab_size", &options.vocab_size,
-      {.help = "Size of its vocabulary. 0: that of the tokenizer.", .min = 0, .max = 1 << 24});
-  add("max_tokens", &options.max_tokens, {.help = "Number of tokens read from each text.", .min = 1, .max = 1024});
-  add("freeze_gpt2", &options.freeze_gpt2, {.help = "Do not train GPT-2."});
+      {.help = "Size of its vocabulary. 0: that of the tokenizer.",
+       .min = 0,
+       .max = 1 << 24,
+       .needs = {gpt2(), random_weights()}});
+  add("max_tokens", &options.max_tokens,
+      {.help = "Number of tokens read from each text.", .min = 1, .max = 1024, .needs = {gpt2()}});
+  add("freeze_gpt2", &options.freeze_gpt2, {.help = "Do not train GPT-2.", .needs = {gpt2()}});
   add("use_cache", &options.use_cache,
       {.help =
            "Cache GPT-2's output for each text on each device instead of computing it in every step. Default: on if "
-           "GPT-2 is not trained."});
+           "GPT-2 is not trained.",
+       .modes = {modes::kTrain, modes::kRun},
+       .needs = {gpt2()}});
   add("lora_rank", &options.lora_rank,
-      {.help = "Rank of LoRA adapters to train; GPT-2's weights stay frozen. 0: no adapters.", .min = 0, .max = 4096});
+      {.help = "Rank of LoRA adapters to train; GPT-2's weights stay frozen. 0: no adapters.",
+       .min = 0,
+       .max = 4096,
+       .needs = {gpt2()}});
   add("lora_alpha", &options.lora_alpha,
-      {.help = "LoRA scaling: the adapters' output is multiplied by lora_alpha / lora_rank.", .above = 0});
+      {.help = "LoRA scaling: the adapters' output is multiplied by lora_alpha / lora_rank.",
+       .above = 0,
+       .needs = {gpt2(), adapters()}});
   add("lora_targets", &options.lora_targets,
-      {.help = "Layers that get an adapter: c_attn, c_fc, c_proj, mlp.c_proj, ..."});
+      {.help = "Layers that get an adapter: c_attn, c_fc, c_proj, mlp.c_proj, ...", .needs = {gpt2(), adapters()}});
   add("merge_lora", &options.merge_lora,
-      {.help =
-           "Write GPT-2 with the best adapters merged into its weights to <output_dir>/results/merged at the end."});
+      {.help = "Write GPT-2 with the best adapters merged into its weights to <output_dir>/results/merged at the end.",
+       .needs = {gpt2(), adapters()}});
 }
 
 void add_ranking_flags(ConfigParser& parser, RecOptions& options) {
-  const OptionGroup add(parser, "Ranking");
+  const OptionGroup add(parser, "Ranking", {modes::kTrain});
   add("topk", &options.topk,
       {.help = "Lengths of the scored lists. 10 and that of --metric are always included.",
        .min = 1,
@@ -161,7 +198,8 @@ void add_ranking_flags(ConfigParser& parser, RecOptions& options) {
        .max = 1 << 20});
   add("sampled_for", &options.sampled_for,
       {.help = "Whether --sampled_negatives is the number per positive, as in RecBole's uni100, or per user.",
-       .choices = {"positive", "user"}});
+       .choices = {"positive", "user"},
+       .needs = {{"sampled_negatives", {"0"}, /*excludes=*/true}}});
   add("validation_negatives", &options.validation_negatives,
       {.help = "File with the items to rank against in validation, instead of sampled ones: lines of a user and items.",
        .path = PathKind::kInput});

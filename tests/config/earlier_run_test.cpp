@@ -31,6 +31,15 @@ TEST_CASE("A folder that contains a checkpoint is refused without --resume or --
   CHECK(std::filesystem::exists(run + "/checkpoints/step-00000040/manifest.json"));
 }
 
+TEST_CASE("A dry run tries to write to the output folder and leaves nothing", "[config][earlier_run]") {
+  const TempDir folder;
+  CHECK(start_in(folder / "a/b/c", {"--dry_run"}).ok());
+  CHECK(std::filesystem::is_empty(folder.path()));
+  for (const char* path : {"/proc/none", "/dev/null/run"}) {
+    check_error(start_in(path, {"--dry_run"}), ExitCode::kStorage, "storage.output_dir");
+  }
+}
+
 TEST_CASE("A folder without a checkpoint is used unchanged", "[config][earlier_run]") {
   const TempDir folder;
   std::filesystem::create_directories(folder / "run/checkpoints/step-00000040.tmp");

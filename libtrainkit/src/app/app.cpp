@@ -13,6 +13,7 @@
 #include "app/resume.h"
 #include "logging/report.h"
 #include "logging/run_file.h"
+#include "logging/run_log.h"
 #include "train/run_state.h"
 #include "trainkit/app/placement.h"
 #include "trainkit/core/error.h"
@@ -240,9 +241,16 @@ class AppRun {
   RunFacts facts_;
 };
 
-/// Creates the folder of a run, and checks those of repeats, which are created when their training starts.
+/// Creates the folder of a run, and checks those of repeats, which are created when their training starts. A dry run
+/// tries all places of the run instead.
 absl::Status prepare_folders(const App& app, const ConfigParser& parser, const RunOptions& run) {
   TRAINKIT_RETURN_IF_ERROR(prepare_output_dir(parser, run));
+  if (run.dry_run) {
+    TRAINKIT_RETURN_IF_ERROR(try_run_log({.output_dir = run.output_dir,
+                                          .use_tensorboard = run.use_tensorboard,
+                                          .tensorboard_dir = run.tensorboard_dir,
+                                          .use_wandb = run.use_wandb}));
+  }
   for (int64_t i = 0; app.repeats() > 1 && i < app.repeats(); ++i) {
     RunOptions repeat = app.repeat_of(run, i);
     repeat.dry_run = true;
@@ -295,6 +303,16 @@ absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& 
   return 0;
 }
 
+/// Refuses flags that have no effect on what the command line asks for.
+absl::Status check_flags(const App& app, const ConfigParser& parser, const RunOptions& run,
+                         const MachineInfo& machine) {
+  TRAINKIT_ASSIGN_OR_RETURN(const DevicePlan plan, resolve_devices(parser, run, machine));
+  Settings resolved = app.resolved_settings();
+  resolved.emplace_back("strategy", plan.strategy);
+  resolved.emplace_back("parallel", std::to_string(std::max(plan.replicas, run.plan_devices)));
+  return parser.check_used(app.mode_instead().value_or(ProgramMode{{modes::kTrain}, "in training"}), resolved);
+}
+
 absl::StatusOr<int> run(int argc, const char* const* argv, App& app, ProgramState& program) {
   const std::vector<AppCommand> commands = app.commands();
   TRAINKIT_ASSIGN_OR_RETURN(const std::optional<int> command, run_command(commands, argc, argv));
@@ -334,10 +352,14 @@ absl::StatusOr<int> run(int argc, const char* const* argv, App& app, ProgramStat
     print_line(parser.text(request));
     return 0;
   }
-  if (!run.make_demo_data.empty()) return make_demo_data(app, parser, run);
+  if (!run.make_demo_data.empty()) {
+    TRAINKIT_RETURN_IF_ERROR(parser.check_used({{modes::kDemoData}, "with --make_demo_data"}));
+    return make_demo_data(app, parser, run);
+  }
   TRAINKIT_RETURN_IF_ERROR(app.resolve_options(parser, run, machine));
   TRAINKIT_RETURN_IF_ERROR(check_run_options(parser, run, machine));
   TRAINKIT_RETURN_IF_ERROR(app.check_options(parser, run));
+  TRAINKIT_RETURN_IF_ERROR(check_flags(app, parser, run, machine));
   use_fast_kernels();
   TRAINKIT_ASSIGN_OR_RETURN(const std::optional<int> instead, app.run_instead(run, device));
   if (instead) return *instead;
@@ -367,6 +389,8 @@ absl::StatusOr<int> App::write_demo_data(const std::string&, uint64_t) {
 }
 absl::Status App::resolve_options(const ConfigParser&, RunOptions&, const MachineInfo&) { return absl::OkStatus(); }
 absl::Status App::check_options(const ConfigParser&, const RunOptions&) const { return absl::OkStatus(); }
+std::optional<ProgramMode> App::mode_instead() const { return std::nullopt; }
+Settings App::resolved_settings() const { return {}; }
 absl::StatusOr<std::optional<int>> App::run_instead(const RunOptions&, at::Device) { return std::nullopt; }
 RunOptions App::repeat_of(const RunOptions& run, int64_t) const { return run; }
 void App::apply_plan(const MemoryPlan&) {}

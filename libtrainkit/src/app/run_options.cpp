@@ -12,6 +12,7 @@
 
 #include "app/earlier_run.h"
 #include "core/cuda_support.h"
+#include "core/try_folder.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/processors.h"
 #include "trainkit/core/status.h"
@@ -294,7 +295,11 @@ absl::Status prepare_output_dir(const ConfigParser& parser, const RunOptions& op
                             "use --overwrite to remove it, or another --output_dir");
     }
   }
-  if (options.dry_run) return absl::OkStatus();
+  if (options.dry_run) {
+    const int error = detail::try_folder(options.output_dir);
+    return error == 0 ? absl::OkStatus()
+                      : storage_error(options.output_dir, std::string("cannot be written: ") + std::strerror(error));
+  }
   std::error_code failed;
   fs::create_directories(folder, failed);
   if (failed) return storage_error(options.output_dir, "cannot be created: " + failed.message());
