@@ -69,7 +69,7 @@ TEST_CASE("A loss function keeps its state from call to call, on each replica", 
   }
 }
 
-TEST_CASE("fit trains and evaluates with one loss function, whose state goes on", "[train][loss]") {
+TEST_CASE("fit trains and evaluates with one loss function, whose state continues", "[train][loss]") {
   const auto devices = nets(1);
   auto loader = Prefetcher::create(tiny_dataset(8), SequentialSampler(8), {.batch_size = 4}).value();
   auto validation = Prefetcher::create(tiny_dataset(4), SequentialSampler(4), {.batch_size = 4}).value();
@@ -79,10 +79,8 @@ TEST_CASE("fit trains and evaluates with one loss function, whose state goes on"
   CHECK(counts.sorted() == std::vector<int>{1, 2, 3, 4});
 }
 
-TEST_CASE(
-    "A retry calls the loss function again for the same rows with the state of the first attempt, and its metrics "
-    "count once",
-    "[train][loss]") {
+TEST_CASE("A retry calls the loss again, with the state of the first attempt, and its metrics count once",
+          "[train][loss]") {
   const auto devices = nets(1);
   SGD optimizer({.lr = 0.1});
   TrainStep step(*devices, optimizer);

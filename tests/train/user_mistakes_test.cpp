@@ -34,7 +34,7 @@ struct ForgetfulImpl : torch::nn::Module {
 };
 TORCH_MODULE(Forgetful);
 
-/// The same beside one that is registered.
+/// The same next to one that is registered.
 struct HalfForgetfulImpl : ForgetfulImpl {
   torch::nn::Linear known = register_module("known", torch::nn::Linear(8, 4));
 };

@@ -65,8 +65,9 @@ absl::Status check_last_batch(const Prefetcher& loader, const Placement& placeme
   const int64_t last = rows % batch == 0 ? batch : rows % batch;
   const auto devices = static_cast<int64_t>(placement.plan.devices.size());
   const int64_t shares = replicator_options(run, placement).sync_batch_norm ? 1 : devices;
-  if (last >= 2 * shares || placement.ranks() > 1)
-    return absl::OkStatus();  // at least two rows are normalised together
+  const bool is_dropped = loader.options().drop_last && last < batch;
+  const bool has_two_rows = last >= 2 * shares;  // that are normalised together
+  if (is_dropped || has_two_rows || placement.ranks() > 1) return absl::OkStatus();
   const absl::Status step = record_step_memory(recipe, 1, 1).status();
   if (std::string(step.message()).find("more than 1 value per channel") == std::string::npos) return absl::OkStatus();
   return to_status({.exit_code = ExitCode::kData,

@@ -201,7 +201,7 @@ std::string first_nonfinite(const torch::nn::Module& module, const Batch& batch,
   const c10::AutoGradMode no_grad(false);
   const std::string parameter = first_parameter(module.named_parameters().pairs(), is_bad_weight);
   return parameter.empty() ? Search(module, batch).in(loss) : parameter;
-} catch (const std::exception&) {  // out of memory: the step goes on
+} catch (const std::exception&) {  // out of memory: the step continues
   return "";
 }
 
