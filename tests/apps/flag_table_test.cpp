@@ -70,7 +70,7 @@ bool is_parsed(const Trainer& trainer, const Names& words, std::string& expected
 /// A flag with a value that it accepts: of a choice, the first that the error for another value names.
 Names example(const Trainer& trainer, const std::string& name, const Names& not_among = {}) {
   std::string expected;
-  for (const char* value : {"", "2", "0.5", "cpu", "0 1"}) {
+  for (const char* value : {"", "2", "64", "0.5", "cpu", "0 1"}) {
     Names words = {"--" + name};
     if (*value != '\0') words.emplace_back(value);
     const bool excluded = std::find(not_among.begin(), not_among.end(), *value ? value : "true") != not_among.end();
