@@ -151,9 +151,6 @@ absl::StatusOr<int> doctor_command(const Arguments& arguments) {
   TRAINKIT_ASSIGN_OR_RETURN(const bool wanted, parse_or_print(parser, arguments));
   if (!wanted) return 0;
   TRAINKIT_RETURN_IF_ERROR(parser.check_used({}));
-  for (const char* name : {"verify_only", "verify_seconds"}) {
-    if (!flags.verify && parser.is_given(name)) return parser.invalid(name, "needs --verify");
-  }
   if (flags.verify && flags.report.empty()) flags.report = "doctor-report.txt";
   // As probe_date() lets both forms begin.
   TRAINKIT_RETURN_IF_ERROR(trainkit::detail::check_replaced(

@@ -355,7 +355,6 @@ absl::StatusOr<int> App::write_demo_data(const std::string&, uint64_t) {
 absl::Status App::resolve_options(const ConfigParser&, RunOptions&, const MachineInfo&) { return absl::OkStatus(); }
 absl::Status App::check_options(const ConfigParser&, const RunOptions&) const { return absl::OkStatus(); }
 std::optional<ProgramMode> App::mode_instead() const { return std::nullopt; }
-Settings App::resolved_settings() const { return {}; }
 absl::StatusOr<std::optional<int>> App::run_instead(const RunOptions&, at::Device) { return std::nullopt; }
 RunOptions App::repeat_of(const RunOptions& run, int64_t) const { return run; }
 void App::apply_plan(const MemoryPlan&) {}

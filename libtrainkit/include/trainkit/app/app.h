@@ -153,8 +153,6 @@ class App {
   /// The mode that the flags ask for instead of training ("with --sample"), for ConfigParser::check_used. run_instead()
   /// must then return an exit code.
   virtual std::optional<ProgramMode> mode_instead() const;
-  /// Values of flags that follow from others ("auto"), for the needs of flags (OptionSpec::needs).
-  virtual Settings resolved_settings() const;
   /// Does something else than training (`--sample`) and returns the exit code; nullopt continues with training.
   virtual absl::StatusOr<std::optional<int>> run_instead(const RunOptions& run, at::Device device);
   /// Number of runs in a row (seeds, folds), and the settings of each; see in_own_folder().
