@@ -266,7 +266,9 @@ TEST_CASE("The programs refuse a flag without effect before they do anything", "
       {"trainkit",
        {"scale", "--step_seconds", "1", "--gradient_mb", "1", "--inside", "pcie4", "--between", "eth100"},
        "error[cli.unused] --between: has no effect with --nodes 1"},
-      {"trainkit", {"doctor", "--verify_seconds", "3"}, "error[cli.unused] --verify_seconds: has no effect without --verify"},
+      {"trainkit",
+       {"doctor", "--verify_seconds", "3"},
+       "error[cli.unused] --verify_seconds: has no effect without --verify"},
       {"trainkit",
        {"plan", "--app", "transformer", "--gpu_memory", "8GiB", "--efficiency", "0.5"},
        "error[cli.unused] --efficiency: has no effect without --gpu"}};
