@@ -46,7 +46,7 @@ absl::StatusOr<TrainingTask> EmotionApp::open(RunContext& context) {
   TRAINKIT_ASSIGN_OR_RETURN(session_, Session::open(context.run, options_, context.repeat));
   RunFacts description = session_->describe(context.run);
   if (!context.run.resume.empty()) {
-    const auto checkpoint = resolve_checkpoint(context.run.resume, context.run.output_dir);
+    const auto checkpoint = resumed_checkpoint(context.run);
     const std::string note = checkpoint.ok() ? describe_other_sound(*checkpoint, options_) : "";
     if (!note.empty()) description.emplace_back("note", note);
   }

@@ -8,29 +8,58 @@
 namespace trainkit::emotion {
 namespace {
 
-void add_clip_flags(ConfigParser& parser, EmotionOptions& options) {
-  const OptionGroup add(parser, "Clips");
+constexpr char kPredictMode[] = "predict";
+
+// What a flag needs to have an effect.
+OptionNeed tables() { return {"dataset", {"csv"}}; }
+OptionNeed frames() { return {"modality", {"audio"}, /*excludes=*/true}; }
+OptionNeed sound() { return {"modality", {"visual"}, /*excludes=*/true}; }
+
+void add_table_flags(ConfigParser& parser, EmotionOptions& options) {
+  const OptionGroup add(parser, "Clips", {modes::kTrain});
   add("dataset", &options.dataset,
       {.help =
            "MELD: csv files and folders in MELD's layout below --data_dir. csv: the tables of --train_csv, --val_csv "
            "and --test_csv.",
-       .choices = {"MELD", "csv"}});
-  add("train_csv", &options.train_csv, {.help = "Table of clips for training.", .path = PathKind::kInput});
-  add("val_csv", &options.val_csv, {.help = "Table of clips for validation.", .path = PathKind::kInput});
-  add("test_csv", &options.test_csv, {.help = "Table of clips for the test.", .path = PathKind::kInput});
+       .choices = {"MELD", "csv"},
+       .modes = {modes::kTrain, kPredictMode}});  // the labels of a run that has not stored its own
+  add("train_csv", &options.train_csv,
+      {.help = "Table of clips for training.", .path = PathKind::kInput, .needs = {tables()}});
+  add("val_csv", &options.val_csv,
+      {.help = "Table of clips for validation.", .path = PathKind::kInput, .needs = {tables()}});
+  add("test_csv", &options.test_csv,
+      {.help = "Table of clips for the test.", .path = PathKind::kInput, .needs = {tables()}});
   add("clip_dir", &options.clip_dir,
-      {.help = "Folder of the clips of these tables. Default: --data_dir.", .path = PathKind::kInput});
+      {.help = "Folder of the clips of these tables. Default: --data_dir.",
+       .path = PathKind::kInput,
+       .needs = {tables()}});
   add("label_column", &options.label_column, {.help = "Column with the label."});
   add("path_column", &options.path_column,
       {.help = "Column with the path of a clip below its folder. Default: MELD's names "
                "dia<Dialogue_ID>_utt<Utterance_ID>.mp4."});
   add("csv_delimiter", &options.csv_delimiter, {.help = "Field separator, one character."});
-  add("frames", &options.frames, {.help = "Number of frames per clip, spread evenly over it.", .min = 1, .max = 1024});
-  add("image_size", &options.image_size, {.help = "Height and width of a frame in pixels.", .min = 32, .max = 1024});
+}
+
+void add_clip_flags(ConfigParser& parser, EmotionOptions& options) {
+  const OptionGroup add(parser, "Clips", {modes::kTrain});
+  add("frames", &options.frames,
+      {.help = "Number of frames per clip, spread evenly over it.",
+       .min = 1,
+       .max = 1024,
+       .modes = {modes::kTrain, modes::kRun},
+       .needs = {frames()}});
+  add("image_size", &options.image_size,
+      {.help = "Height and width of a frame in pixels.",
+       .min = 32,
+       .max = 1024,
+       .modes = {modes::kTrain, modes::kRun},
+       .needs = {frames()}});
   add("audio_seconds", &options.audio_seconds,
       {.help = "Seconds of sound per clip: longer clips are cropped, shorter ones padded with silence.",
        .min = 0.5,
-       .max = 120});
+       .max = 120,
+       .modes = {modes::kTrain, modes::kRun},
+       .needs = {sound()}});
   add("cache_dir", &options.cache_dir,
       {.help = "Folder for a cache of decoded clips, reused by later runs; its size is printed first. Default: decode "
                "clips in each epoch.",
@@ -45,34 +74,38 @@ void add_clip_flags(ConfigParser& parser, EmotionOptions& options) {
        .max = 1000});
   add("group", &options.group,
       {.help = "Column whose values (speakers) are never in two folds. Default: each clip by itself.",
-       .metavar = "COLUMN"});
+       .metavar = "COLUMN",
+       .needs = {{"folds", {"0"}, /*excludes=*/true}}});
   add("plan_data", &options.plan_data,
       {.help = "Number of training clips for a --dry_run without --data_dir. MELD has 9989.",
        .min = 0,
        .max = 1e9,
        .metavar = "CLIPS",
-       .flag_only = true});
+       .flag_only = true,
+       .needs = {{"dry_run", {"true"}}}});
 }
 
 void add_model_flags(ConfigParser& parser, EmotionOptions& options) {
-  const OptionGroup add(parser, "Model");
+  const OptionGroup add(parser, "Model", {modes::kTrain});
   add("model_size", &options.model_size,
       {.help = "Size of the model; see docs/emotion.md. It sets the default of --batch_size.",
        .choices = model_sizes()});
-  add("fusion_type", &options.fusion_type, {.help = "Fusion of frames and sound.", .choices = fusion_types()});
+  add("fusion_type", &options.fusion_type,
+      {.help = "Fusion of frames and sound.", .choices = fusion_types(), .needs = {{"modality", {"both"}}}});
   add("modality", &options.modality, {.help = "Inputs of the model.", .choices = {"both", "visual", "audio"}});
   add("dropout", &options.dropout, {.help = "Share of values dropped before the last layer.", .min = 0, .max = 0.99});
   add("visual_weights", &options.visual_weights,
       {.help = "Weights of ResNet18: torchvision's .pth, or safetensors. Default: random weights.",
-       .path = PathKind::kInput});
+       .path = PathKind::kInput,
+       .needs = {frames()}});
 }
 
 void add_learning_flags(ConfigParser& parser, EmotionOptions& options) {
-  const OptionGroup add(parser, "Learning");
+  const OptionGroup add(parser, "Learning", {modes::kTrain});
   add("lr_visual", &options.lr_visual,
-      {.help = "Learning rate of the frame encoder. Default: a tenth of --lr.", .above = 0});
+      {.help = "Learning rate of the frame encoder. Default: a tenth of --lr.", .above = 0, .needs = {frames()}});
   add("lr_audio", &options.lr_audio,
-      {.help = "Learning rate of the audio encoder. Default: a tenth of --lr.", .above = 0});
+      {.help = "Learning rate of the audio encoder. Default: a tenth of --lr.", .above = 0, .needs = {sound()}});
   add("lr_fusion", &options.lr_fusion,
       {.help = "Learning rate of the fusion and the classifier. Default: --lr.", .above = 0});
   add("class_weights", &options.class_weights, {.help = "Weight labels by the inverse of their frequency."});
@@ -95,6 +128,7 @@ void set_run_defaults(RunOptions& run) {
 }
 
 void add_emotion_flags(ConfigParser& parser, EmotionOptions& options) {
+  add_table_flags(parser, options);
   add_clip_flags(parser, options);
   add_model_flags(parser, options);
   add_learning_flags(parser, options);

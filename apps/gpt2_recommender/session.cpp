@@ -22,7 +22,7 @@ namespace {
 /// Returns the split of a run. A resumed run reads its split.tsv.
 absl::StatusOr<Split> split_of(const RunOptions& run, const RecOptions& options, const Interactions& interactions) {
   if (!run.resume.empty()) {
-    TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(run.resume, run.output_dir));
+    TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resumed_checkpoint(run));
     const std::string saved = checkpoint.run_folder() + "/" + kSplitFile;
     if (std::filesystem::exists(saved)) return load_split(saved, interactions);
   }

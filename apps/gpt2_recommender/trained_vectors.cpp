@@ -16,10 +16,6 @@ absl::StatusOr<Interactions> open_catalog(const TrainedRun& run) {
 
 absl::StatusOr<RankingVectors> load_vectors(const TrainedRun& run, const RecOptions& options,
                                             const Interactions& catalog) {
-  if (run.predictor.devices.size() > 1) {
-    return bad_word("--parallel, --use_multi_gpu", "this command computes on one device",
-                    "--device cpu, cuda or cuda:N");
-  }
   TRAINKIT_ASSIGN_OR_RETURN(const auto metadata, read_metadata(options, catalog));
   TRAINKIT_ASSIGN_OR_RETURN(const Predictor predictor,
                             run.load([&] { return make_recommender(options, catalog, metadata); }));

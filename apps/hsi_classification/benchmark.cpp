@@ -52,7 +52,10 @@ void add_flags(ConfigParser& parser, BenchmarkOptions& o, std::string_view comma
              {.help = "Rows and columns of a patch, odd. Default: that of the model.", .min = 1, .max = 255});
   parser.add("bands", &o.bands, {.help = "Bands of the random scene.", .min = 1, .max = 4096});
   parser.add("device", &o.device, {.help = "auto, cpu or cuda.", .choices = {"auto", "cpu", "cuda"}});
-  parser.add("mixed_precision", &o.mixed_precision, {.help = "fp16 on CUDA, bf16 on the CPU."});
+  parser.add("mixed_precision", &o.mixed_precision,
+             {.help = "fp16 on CUDA, bf16 on the CPU.",
+              .needs = command == "benchmark" ? std::vector<OptionNeed>{{"precision", {"", "[]"}}}
+                                              : std::vector<OptionNeed>{}});
   parser.add("seconds", &o.seconds, {.help = "Measurement time per setting in seconds.", .max = 600, .above = 0});
   parser.add("json", &o.json, {.help = "Also write the results to this file.", .path = PathKind::kOutput});
   if (command == "benchmark") {
@@ -360,6 +363,7 @@ absl::StatusOr<int> run_benchmark_command(const std::string& command, const std:
     print_line(parser.text(request));
     return 0;
   }
+  TRAINKIT_RETURN_IF_ERROR(parser.check_used({}));
   TRAINKIT_RETURN_IF_ERROR(
       trainkit::detail::check_replaced("--json", options.json, earlier_results(), "a result of this command"));
   TRAINKIT_ASSIGN_OR_RETURN(const MachineInfo machine, launched_machine());

@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "app/initial_weights.h"
+#include "trainkit/app/app.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/train/checkpoint.h"
@@ -50,7 +51,7 @@ absl::StatusOr<std::optional<Preprocessing>> earlier_preprocessing(const RunOpti
                                                                    const Scene& scene) {
   if (!options.plan_data.empty()) return std::nullopt;
   if (!run.resume.empty()) {
-    TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(run.resume, run.output_dir));
+    TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resumed_checkpoint(run));
     const std::string path = checkpoint.run_folder() + "/" + kTrainedSceneFile;
     if (!std::filesystem::exists(path)) return std::nullopt;
     TRAINKIT_ASSIGN_OR_RETURN(const TrainedScene trained, load_trained_scene(path));

@@ -17,14 +17,23 @@
 namespace trainkit::hsi {
 namespace {
 
+constexpr char kPredictMode[] = "predict";
+
+/// A split that this run draws, not one of a file.
+OptionNeed drawn_split() { return {"split", {"random", "disjoint"}}; }
+
 void add_scene_flags(ConfigParser& parser, HsiOptions& options) {
-  const OptionGroup add(parser, "Scene");
+  const OptionGroup add(parser, "Scene", {modes::kTrain});
   add("scene", &options.scene,
       {.help = "Known scene in --data_dir (indian_pines, pavia_u, salinas_a, ...); auto: the only scene in the "
                "folder."});
   add("cube", &options.cube,
-      {.help = "Cube of a scene without a name: .mat (5 or 7.3), .npy or ENVI .hdr.", .path = PathKind::kInput});
-  add("cube_key", &options.cube_key, {.help = "Variable of the cube in a .mat; required if several are possible."});
+      {.help = "Cube of a scene without a name: .mat (5 or 7.3), .npy or ENVI .hdr.",
+       .path = PathKind::kInput,
+       .modes = {modes::kTrain, kPredictMode}});
+  add("cube_key", &options.cube_key,
+      {.help = "Variable of the cube in a .mat; required if several are possible.",
+       .modes = {modes::kTrain, kPredictMode}});
   add("gt", &options.gt, {.help = "Ground truth: a whole number for each pixel.", .path = PathKind::kInput});
   add("gt_key", &options.gt_key, {.help = "Variable of the ground truth in a .mat; required if several are possible."});
   add("background_class", &options.background_class,
@@ -40,7 +49,8 @@ void add_scene_flags(ConfigParser& parser, HsiOptions& options) {
   add("plan_data", &options.plan_data,
       {.help = "Size of a generated scene for a --dry_run without data. Indian Pines has 145x145x200x16x10249.",
        .metavar = "HEIGHTxWIDTHxBANDSxCLASSESxPIXELS",
-       .flag_only = true});
+       .flag_only = true,
+       .needs = {{"dry_run", {"true"}}}});
   add("pca", &options.pca,
       {.help = "Principal components to keep; 0: all bands. Default: 30 for hybridsn, else all bands.",
        .min = 0,
@@ -48,7 +58,7 @@ void add_scene_flags(ConfigParser& parser, HsiOptions& options) {
 }
 
 void add_split_flags(ConfigParser& parser, HsiOptions& options) {
-  const OptionGroup add(parser, "Split");
+  const OptionGroup add(parser, "Split", {modes::kTrain});
   add("split", &options.split,
       {.help = "random: random pixels of each class; disjoint: whole blocks of the scene, so that few test pixels "
                "are near a training pixel; or a split.json of another run.",
@@ -56,17 +66,29 @@ void add_split_flags(ConfigParser& parser, HsiOptions& options) {
        .path_words = {"random", "disjoint"},
        .metavar = "random|disjoint|FILE"});
   add("train_ratio", &options.train_ratio,
-      {.help = "Share of labelled pixels for training, including validation.", .max = 0.99, .above = 0});
+      {.help = "Share of labelled pixels for training, including validation.",
+       .max = 0.99,
+       .above = 0,
+       .needs = {drawn_split()}});
   add("train_count", &options.train_count,
-      {.help = "Training pixels per class instead of a share; 0: use --train_ratio.", .min = 0, .max = 1 << 24});
+      {.help = "Training pixels per class instead of a share; 0: use --train_ratio.",
+       .min = 0,
+       .max = 1 << 24,
+       .needs = {drawn_split()}});
   add("validation_share", &options.validation_share,
-      {.help = "Share of the training pixels used for validation (early stopping, best step).", .min = 0, .max = 0.9});
+      {.help = "Share of the training pixels used for validation (early stopping, best step).",
+       .min = 0,
+       .max = 0.9,
+       .needs = {drawn_split()}});
   add("block_size", &options.block_size,
-      {.help = "Side of a block of --split disjoint, in pixels.", .min = 1, .max = 1 << 16});
+      {.help = "Side of a block of --split disjoint, in pixels.",
+       .min = 1,
+       .max = 1 << 16,
+       .needs = {{"split", {"disjoint"}}}});
 }
 
 void add_model_flags(ConfigParser& parser, HsiOptions& options) {
-  const OptionGroup add(parser, "Model");
+  const OptionGroup add(parser, "Model", {modes::kTrain});
   add("model", &options.model, {.help = "Network; see docs/hsi.md.", .choices = model_names()});
   add("patch_size", &options.patch_size,
       {.help = "Side of the patch around a pixel, odd. Default: 1 for mlp, 25 for hybridsn, 7 "
@@ -74,14 +96,18 @@ void add_model_flags(ConfigParser& parser, HsiOptions& options) {
        .min = 1,
        .max = 255});
   add("dropout", &options.dropout,
-      {.help = "Dropout in the fully connected layers of mlp and hybridsn.", .min = 0, .max = 0.99});
+      {.help = "Dropout in the fully connected layers of mlp and hybridsn.",
+       .min = 0,
+       .max = 0.99,
+       .needs = {{"model", {"mlp", "hybridsn"}}}});
   add("augment", &options.augment, {.help = "Randomly flip and rotate training patches in each epoch."});
   add("class_weights", &options.class_weights,
       {.help = "Weight classes by the inverse of their frequency among the training pixels."});
   add("feed", &options.feed,
       {.help = "device: keep the cube on the device and gather patches in the step; loader: workers copy patches; "
                "auto: device if the cube fits.",
-       .choices = {"auto", "device", "loader"}});
+       .choices = {"auto", "device", "loader"},
+       .modes = {modes::kTrain, kPredictMode}});
   add("repeats", &options.repeats,
       {.help = "Number of runs with different seeds (split and weights); reports mean and standard deviation.",
        .min = 1,

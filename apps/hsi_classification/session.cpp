@@ -96,7 +96,7 @@ absl::StatusOr<Session> Session::open(const ConfigParser& parser, const RunOptio
 
 absl::StatusOr<Split> Session::split(const RunOptions& run) const {
   if (!run.resume.empty()) {
-    TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(run.resume, run.output_dir));
+    TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resumed_checkpoint(run));
     const std::string saved = checkpoint.run_folder() + "/" + kSplitFile;
     if (std::filesystem::exists(saved)) return load_split(saved, scene_.height(), scene_.width());
   }

@@ -71,9 +71,15 @@ void add_flags(ConfigParser& parser, DoctorFlags& flags) {
              {.help = "Check that kernels, CUDA graphs, copies, several GPUs, memory plans and checkpoints work on "
                       "every GPU. Exit code 1 if a check fails."});
   parser.add("verify_seconds", &flags.verify_seconds,
-             {.help = "Seconds after which --verify starts no further check. 0: unlimited.", .min = 0, .max = 86400});
+             {.help = "Seconds after which --verify starts no further check. 0: unlimited.",
+              .min = 0,
+              .max = 86400,
+              .needs = {{"verify", {"true"}}}});
   parser.add("verify_only", &flags.verify_only,
-             {.help = "Checks to run. Default: all.", .choices = check_names(), .unique_items = true});
+             {.help = "Checks to run. Default: all.",
+              .choices = check_names(),
+              .unique_items = true,
+              .needs = {{"verify", {"true"}}}});
   parser.add(
       "report", &flags.report,
       {.help = "File to write the report to, for the developers: JSON if it ends in .json, else text. Contains no "
@@ -144,9 +150,7 @@ absl::StatusOr<int> doctor_command(const Arguments& arguments) {
   add_flags(parser, flags);
   TRAINKIT_ASSIGN_OR_RETURN(const bool wanted, parse_or_print(parser, arguments));
   if (!wanted) return 0;
-  for (const char* name : {"verify_only", "verify_seconds"}) {
-    if (!flags.verify && parser.is_given(name)) return parser.invalid(name, "needs --verify");
-  }
+  TRAINKIT_RETURN_IF_ERROR(parser.check_used({}));
   if (flags.verify && flags.report.empty()) flags.report = "doctor-report.txt";
   // As probe_date() lets both forms begin.
   TRAINKIT_RETURN_IF_ERROR(trainkit::detail::check_replaced(

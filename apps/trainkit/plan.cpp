@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "trainkit/command.h"
 #include "trainkit/core/error.h"
@@ -33,6 +34,7 @@ struct PlanFlags {
 
 void add_time_flags(ConfigParser& parser, PlanFlags& flags) {
   const std::string time = "Time of an epoch";
+  const OptionNeed gpu{"gpu", {""}, /*excludes=*/true};
   std::vector<std::string> names;
   for (const GpuSheet& sheet : gpu_sheets()) names.push_back(sheet.name);
   parser.add(
@@ -47,18 +49,24 @@ void add_time_flags(ConfigParser& parser, PlanFlags& flags) {
                "ResNet-50 in half precision on an RTX 4090.",
        .group = time,
        .max = 1,
-       .above = 0});
+       .above = 0,
+       .needs = {gpu}});
   parser.add(
       "link", &flags.link,
       {.help = "Link between devices, as --inside of trainkit scale. The default is half of PCIe 4, through the host.",
        .group = time,
-       .metavar = "LINK"});
+       .metavar = "LINK",
+       .needs = {gpu}});
   parser.add("workers", &flags.workers,
-             {.help = "Loader workers over all devices.", .group = time, .min = 1, .max = 4096});
+             {.help = "Loader workers over all devices.", .group = time, .min = 1, .max = 4096, .needs = {gpu}});
   parser.add("row_rate", &flags.row_rate,
-             {.help = "Rows that one worker reads and decodes per second. 0: unknown.", .group = time, .min = 0});
-  parser.add("read_gbs", &flags.read_gbs,
-             {.help = "Read speed of decoded rows in GB/s.", .group = time, .above = 0, .metavar = "GB/S"});
+             {.help = "Rows that one worker reads and decodes per second. 0: unknown.",
+              .group = time,
+              .min = 0,
+              .needs = {gpu}});
+  parser.add(
+      "read_gbs", &flags.read_gbs,
+      {.help = "Read speed of decoded rows in GB/s.", .group = time, .above = 0, .metavar = "GB/S", .needs = {gpu}});
 }
 
 void add_flags(ConfigParser& parser, PlanFlags& flags) {
@@ -181,6 +189,10 @@ absl::StatusOr<std::vector<std::string>> trainer_flags(const ConfigParser& parse
   if (flags.global_batch_size) {
     words.insert(words.end(), {"--global_batch_size", std::to_string(*flags.global_batch_size)});
   }
+  // A plan writes nothing: the dry run tries a place that every user has, not the folder of a run.
+  if (!has_flag(further, "output_dir")) {
+    words.insert(words.end(), {"--output_dir", (std::filesystem::temp_directory_path() / "trainkit-plan").string()});
+  }
   words.insert(words.end(), further.begin(), further.end());
   return words;
 }
@@ -291,6 +303,7 @@ absl::StatusOr<int> plan_command(const Arguments& arguments) {
   TRAINKIT_ASSIGN_OR_RETURN(const bool wanted, parse_or_print(parser, own));
   if (!wanted) return 0;
   TRAINKIT_ASSIGN_OR_RETURN(const auto words, trainer_flags(parser, flags, arguments.program));
+  TRAINKIT_RETURN_IF_ERROR(parser.check_used({}, {{"gpu", flags.gpu}}));
   std::optional<EpochTimeOptions> time;
   if (!flags.gpu.empty()) {
     TRAINKIT_ASSIGN_OR_RETURN(time, time_options(parser, flags));

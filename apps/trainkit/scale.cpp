@@ -67,9 +67,13 @@ void add_cluster_flags(ConfigParser& parser, ScaleFlags& flags) {
              {.help = "Link between devices of one machine: a name, <microseconds>,<GB/s>, or measure (Gloo on this "
                       "machine).",
               .group = cluster,
-              .metavar = "LINK"});
+              .metavar = "LINK",
+              .needs = {{"devices", {"1"}, /*excludes=*/true}}});
   parser.add("between", &flags.between,
-             {.help = "Link between machines, as for --inside.", .group = cluster, .metavar = "LINK"});
+             {.help = "Link between machines, as for --inside.",
+              .group = cluster,
+              .metavar = "LINK",
+              .needs = {{"nodes", {"1"}, /*excludes=*/true}}});
   parser.add("algorithm", &flags.algorithm,
              {.help = "All-reduce algorithm.", .group = cluster, .choices = {"best", "ring", "tree"}});
   parser.add("batch", &flags.batch,
@@ -89,9 +93,11 @@ void add_cluster_flags(ConfigParser& parser, ScaleFlags& flags) {
               .group = cluster,
               .min = 0,
               .max = 1});
-  parser.add(
-      "contention", &flags.contention,
-      {.help = "Extra compute time per additional device on a machine, as a share.", .group = cluster, .min = 0});
+  parser.add("contention", &flags.contention,
+             {.help = "Extra compute time per additional device on a machine, as a share.",
+              .group = cluster,
+              .min = 0,
+              .needs = {{"devices", {"1"}, /*excludes=*/true}}});
 }
 
 void add_output_flags(ConfigParser& parser, ScaleFlags& flags) {
@@ -312,6 +318,7 @@ absl::StatusOr<int> scale_command(const Arguments& arguments) {
   add_output_flags(parser, flags);
   TRAINKIT_ASSIGN_OR_RETURN(const bool wanted, parse_or_print(parser, arguments));
   if (!wanted) return 0;
+  TRAINKIT_RETURN_IF_ERROR(parser.check_used({}));
   TRAINKIT_RETURN_IF_ERROR(
       trainkit::detail::check_replaced("--plot", flags.plot, {kPlotBegin}, "a plot of this command"));
   TRAINKIT_ASSIGN_OR_RETURN(const StepProfile step, read_step(parser, flags));

@@ -33,8 +33,13 @@ absl::Status TransformerApp::check_options(const ConfigParser& parser, const Run
   return check_transformer_options(parser, options_);
 }
 
-absl::StatusOr<std::optional<int>> TransformerApp::run_instead(const RunOptions& run, at::Device device) {
+std::optional<ProgramMode> TransformerApp::mode_instead() const {
   if (options_.sample.empty() && options_.prompt_file.empty()) return std::nullopt;
+  return ProgramMode{{kSampleMode}, options_.sample.empty() ? "with --prompt_file" : "with --sample"};
+}
+
+absl::StatusOr<std::optional<int>> TransformerApp::run_instead(const RunOptions& run, at::Device device) {
+  if (!mode_instead()) return std::nullopt;
   TRAINKIT_ASSIGN_OR_RETURN(const int code, sample_from_run(run, options_, device));
   return code;
 }

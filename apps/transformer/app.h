@@ -21,6 +21,7 @@ class TransformerApp final : public App {
   Settings device_defaults(bool cuda) const override { return transformer::device_defaults(cuda); }
   absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) override;
   absl::Status check_options(const ConfigParser& parser, const RunOptions& run) const override;
+  std::optional<ProgramMode> mode_instead() const override;
   absl::StatusOr<std::optional<int>> run_instead(const RunOptions& run, at::Device device) override;
 
   absl::StatusOr<TrainingTask> open(RunContext& context) override;

@@ -5,9 +5,14 @@
 namespace trainkit::transformer {
 namespace {
 
+constexpr char kEvaluateMode[] = "evaluate";
+
+OptionNeed evaluations() { return {"eval_every", {"0"}, /*excludes=*/true}; }
+
 void add_model_flags(ConfigParser& parser, TransformerOptions& options) {
   const auto add = [&](const char* name, auto* variable, OptionSpec spec) {
     spec.group = "Model";
+    spec.modes = {modes::kTrain};
     parser.add(name, variable, std::move(spec));
   };
   constexpr double kMaxWidth = 1 << 20;
@@ -32,6 +37,7 @@ void add_model_flags(ConfigParser& parser, TransformerOptions& options) {
 void add_text_flags(ConfigParser& parser, TransformerOptions& options) {
   const auto add = [&](const char* name, auto* variable, OptionSpec spec) {
     spec.group = "Text";
+    if (spec.modes.empty()) spec.modes = {modes::kTrain, kEvaluateMode};
     parser.add(name, variable, std::move(spec));
   };
   add("input", &options.input,
@@ -40,7 +46,8 @@ void add_text_flags(ConfigParser& parser, TransformerOptions& options) {
        .path = PathKind::kInput,
        .metavar = "PATH[:WEIGHT] [...]"});
   add("validation_input", &options.validation_input,
-      {.help = "Text for validation. Unset: the last 10 % of each input.", .path = PathKind::kInput});
+      {.help = "Text for validation. Unset: the last 10 % of each input.",
+       .path = PathKind::kInput});  // evaluate reads it too, also that of a run without evaluations
   add("eval_max_rows", &options.eval_max_rows,
       {.help = "Evaluate N windows of the validation text, evenly spaced; 0: all.", .min = 0});
   add("jsonl_field", &options.jsonl_field, {.help = "Field of each line of a .jsonl file that has the text."});
@@ -52,9 +59,18 @@ void add_text_flags(ConfigParser& parser, TransformerOptions& options) {
            "Attention and positions of a document do not cross its borders. Documents are the lines of .jsonl files, "
            "the files of a folder, and texts that <|endoftext|> separates (--allow_special_tokens)."});
   add("tokenizer", &options.tokenizer,
-      {.help = "Tokenizer: characters, or GPT-2's byte pairs.", .choices = {"char", "gpt2"}});
-  add("vocab", &options.vocab, {.help = "GPT-2's encoder.json, for --tokenizer gpt2.", .path = PathKind::kInput});
-  add("merges", &options.merges, {.help = "GPT-2's vocab.bpe, for --tokenizer gpt2.", .path = PathKind::kInput});
+      {.help = "Tokenizer: characters, or GPT-2's byte pairs.", .choices = {"char", "gpt2"}, .modes = {modes::kTrain}});
+  const OptionNeed gpt2{"tokenizer", {"gpt2"}};
+  add("vocab", &options.vocab,
+      {.help = "GPT-2's encoder.json, for --tokenizer gpt2.",
+       .path = PathKind::kInput,
+       .modes = {modes::kTrain},
+       .needs = {gpt2}});
+  add("merges", &options.merges,
+      {.help = "GPT-2's vocab.bpe, for --tokenizer gpt2.",
+       .path = PathKind::kInput,
+       .modes = {modes::kTrain},
+       .needs = {gpt2}});
 }
 
 void add_optimizer_flags(ConfigParser& parser, TransformerOptions& options) {
@@ -63,29 +79,41 @@ void add_optimizer_flags(ConfigParser& parser, TransformerOptions& options) {
       {.help = "Optimizer: AdamW; or Muon for the matrices of the blocks and AdamW for embeddings, norms, biases "
                "and the output layer.",
        .group = "Optimization",
-       .choices = {"adamw", "muon"}});
+       .choices = {"adamw", "muon"},
+       .modes = {modes::kTrain}});
   const auto add = [&](const char* name, double* variable, OptionSpec spec) {
     spec.group = "Optimization";
+    spec.modes = {modes::kTrain};
     parser.add(name, variable, std::move(spec));
   };
   add("beta1", &options.beta1, {.help = "AdamW's decay rate of the mean gradient.", .min = 0, .max = 0.999999});
   add("beta2", &options.beta2, {.help = "AdamW's decay rate of the mean squared gradient.", .min = 0, .max = 0.999999});
   add("final_lr_share", &options.final_lr_share,
-      {.help = "Learning rate at the end of a cosine or linear schedule, as a share of --lr.", .min = 0, .max = 1});
+      {.help = "Learning rate at the end of a cosine or linear schedule, as a share of --lr.",
+       .min = 0,
+       .max = 1,
+       .needs = {{"scheduler", {"linear", "cosine", "cosine_restarts"}}}});
 }
 
 void add_sampling_flags(ConfigParser& parser, TransformerOptions& options) {
   const auto add = [&](const char* name, auto* variable, OptionSpec spec) {
     spec.group = "Sampling";
+    if (spec.modes.empty()) spec.modes = {modes::kTrain, kSampleMode};
     parser.add(name, variable, std::move(spec));
   };
   add("sample", &options.sample,
       {.help = "Continue this text instead of training. Uses the weights of --output_dir, the best ones in validation, "
-               "or those of a checkpoint (--resume)."});
+               "or those of a checkpoint (--resume).",
+       .modes = {kSampleMode}});
   add("prompt_file", &options.prompt_file,
-      {.help = "Continue the text in this file, as --sample does.", .path = PathKind::kInput, .flag_only = true});
+      {.help = "Continue the text in this file, as --sample does.",
+       .path = PathKind::kInput,
+       .flag_only = true,
+       .modes = {kSampleMode}});
   add("eval_sample", &options.eval_sample,
-      {.help = "Sample a short text at each evaluation, for the report. It does not change the training."});
+      {.help = "Sample a short text at each evaluation, for the report. It does not change the training.",
+       .modes = {modes::kTrain},
+       .needs = {evaluations()}});
   add("sample_tokens", &options.sample_tokens, {.help = "Tokens to generate.", .min = 1, .max = 1 << 20});
   add("temperature", &options.temperature,
       {.help = "Sampling temperature. Lower is more deterministic; 0 takes the most probable token.",
@@ -127,6 +155,10 @@ void add_transformer_flags(ConfigParser& parser, TransformerOptions& options) {
   add_text_flags(parser, options);
   add_optimizer_flags(parser, options);
   add_sampling_flags(parser, options);
+  parser.set_modes("seed", {modes::kTrain, kSampleMode});  // the demonstration text is always the same
+  parser.set_modes("output_dir", {modes::kTrain, kSampleMode});
+  parser.set_modes("resume", {modes::kTrain, kSampleMode});
+  parser.set_modes("device", {modes::kTrain, modes::kDevice, kSampleMode});
   parser.fix({"hidden_dim", "n_layers", "n_heads", "block_size", "bias", "tokenizer", "allow_special_tokens",
               "pack_documents", "optimizer", "beta1", "beta2"});
   parser.add_preset("small_gpu", {{"batch_size", "8"}, {"hidden_dim", "128"}, {"n_layers", "2"}},

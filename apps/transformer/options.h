@@ -57,6 +57,9 @@ struct TransformerOptions {
   int64_t top_k = 200;
 };
 
+/// The mode of --sample and --prompt_file, for OptionSpec::modes.
+inline constexpr char kSampleMode[] = "sample";
+
 /// Sets this trainer's defaults in `run`. Call it before add_run_flags.
 void set_run_defaults(RunOptions& run);
 

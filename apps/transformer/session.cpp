@@ -144,7 +144,7 @@ absl::StatusOr<Session> Session::open(const RunOptions& run, const TransformerOp
                                                  : run.data_dir.empty() ? run.output_dir
                                                                         : run.data_dir);
   if (!run.resume.empty()) {
-    TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(run.resume, run.output_dir));
+    TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resumed_checkpoint(run));
     const std::string saved = tokenizer_path(checkpoint);
     if (std::filesystem::exists(saved)) corpus.saved_tokenizer = saved;
     corpus.prepared_dir = *temporary;
@@ -327,8 +327,9 @@ absl::StatusOr<std::string> Session::sample(Transformer& model, int64_t most_tok
 
 absl::StatusOr<int> sample_from_run(const RunOptions& run, const TransformerOptions& options, at::Device device) {
   TRAINKIT_ASSIGN_OR_RETURN(const std::string prompt, prompt_of(options));
-  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint,
-                            resolve_checkpoint(run.resume.empty() ? "latest" : run.resume, run.output_dir));
+  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, run.resume.empty()
+                                                                 ? resolve_checkpoint("latest", run.output_dir)
+                                                                 : resumed_checkpoint(run));
   TRAINKIT_ASSIGN_OR_RETURN(const StateDict state, load_checkpoint_state(checkpoint));
   TRAINKIT_ASSIGN_OR_RETURN(const TransformerConfig config, config_from(sub_state(state, "config")));
   TRAINKIT_RETURN_IF_ERROR(validate(config));

@@ -21,6 +21,7 @@ FILE_NAME = re.compile(r"\.(html|json|pkl|txt|yaml)$")
 # Ids made of two parts: the class, and a pattern of the calls that supply the rest.
 COMPOSED = {
     "libtrainkit/src/config/command_line.cpp": [("cli", r'\bflag_error\("(\w+)"')],
+    "libtrainkit/src/config/option_uses.cpp": [("cli", r'\bflag_error\("(\w+)"')],
     "libtrainkit/src/config/config.cpp": [("cli", r'\bflag_error\("(\w+)"'), ("cli", r'\bblame\([^;"]*"(\w+)",'),
                                           ("config", r'\bblame\([^;"]*"(\w+)",')],
     "libtrainkit/src/app/predictor.cpp": [("run", r'\brun_error\("(\w+)"'), ("run", r'\bis_run \? "(\w+)" : "none",')],

@@ -44,7 +44,9 @@ struct EmotionPlace {
     const auto is_given = [&](const char* flag) { return std::find(more.begin(), more.end(), flag) != more.end(); };
     if (!is_given("--plan_memory") && !is_given("auto")) all.push_back("--no-plan_memory");
     if (sound) all.insert(all.end(), {"--modality", "audio"});
+    const bool hears_only = sound || is_given("audio");
     for (const auto& [flag, value] : mine) {
+      if (hears_only && (flag == "--frames" || flag == "--image_size")) continue;
       if (!is_given(flag.c_str())) all.insert(all.end(), {flag, value});
     }
     all.insert(all.end(), more.begin(), more.end());

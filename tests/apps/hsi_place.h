@@ -31,7 +31,10 @@ struct HsiPlace {
         {"--train_ratio", "0.3"},     {"--device", "cpu"},
         {"--log_every", "5"},         {"--epochs", "2"}};
     std::vector<std::string> all = std::move(more);
+    const auto split = std::find(all.begin(), all.end(), "--split");
+    const bool has_split_file = split != all.end() && std::next(split)->ends_with(".json");
     for (const auto& [flag, value] : mine) {
+      if (has_split_file && flag == "--train_ratio") continue;
       if (std::find(all.begin(), all.end(), flag) == all.end()) all.insert(all.end(), {flag, value});
     }
     return all;

@@ -164,8 +164,8 @@ TEST_CASE("recommend and similar refuse bad input with one line and write nothin
       {{"recommend", place.dir / "damaged", "--all_users", out}, 5, "damaged"},
       {{"recommend", good, "--all_users", place.dir / "absent" + "/all.csv"}, 6, "absent"},
       {{"recommend", good, "--all_users", out, "--top_n", "0"}, 2, "--top_n: out of range (got '0'"},
-      {{"recommend", good, "--all_users", out, "--parallel", "2"}, 2, "this command computes on one device"},
-      {{"similar", good, "--item", "1", "--parallel", "2"}, 2, "this command computes on one device"},
+      {{"recommend", good, "--all_users", out, "--parallel", "2"}, 2, "--parallel: has no effect in trainkit-gpt2rec"},
+      {{"similar", good, "--item", "1", "--parallel", "2"}, 2, "--parallel: has no effect in trainkit-gpt2rec"},
       {{"export", good, place.dir / "a.onnx", "--tower", "x"}, 2, "--tower"},
       {{"similar", good}, 2, "--item: not given"},
       {{"similar", good, "--item", "nothing"}, 2, "--item: an id that the run was not trained on"}};

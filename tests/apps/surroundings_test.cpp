@@ -86,4 +86,48 @@ TEST_CASE("A model above the memory limit is out of memory") {
   CHECK(run.code == 7);
 }
 
+TEST_CASE("A step that needs more memory than the machine has is out of memory, not killed") {
+  const TempDir dir;
+  std::ofstream(dir / "text.txt") << std::string(20'000, 'a') << "bcdefgh";
+  // 19,000 rows of 120 MiB
+  const std::string command = std::string(TRAINKIT_BIN_DIR) + "/trainkit-transformer --device cpu --input " +
+                              (dir / "text.txt") + " --output_dir " + (dir / "run") +
+                              " --hidden_dim 256 --n_heads 2 --n_layers 8 --block_size 1024 --batch_size 18000"
+                              " --no-drop_last 2> " +
+                              (dir / "err");
+  const int status = std::system(command.c_str());
+  INFO(read_text(dir / "err"));
+  CHECK(WEXITSTATUS(status) == 7);
+  CHECK_THAT(read_text(dir / "err"), Catch::Contains("error[memory.plan] batch_size: a step of 18000 rows needs more"));
+}
+
+TEST_CASE("Every program starts in a folder that was deleted, and a relative path is an error that says so") {
+  const TempDir dir;
+  const auto start = [&](const std::string& command) {
+    std::filesystem::create_directory(dir / "gone");
+    const std::string line = "cd " + (dir / "gone") + " && rmdir " + (dir / "gone") + " && " + TRAINKIT_BIN_DIR + "/" +
+                             command + " > " + (dir / "out") + " 2> " + (dir / "err");
+    const int status = std::system(("bash -c '" + line + "'").c_str());
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 256;
+  };
+  for (const char* program :
+       {"trainkit", "trainkit-transformer", "trainkit-hsi", "trainkit-emotion", "trainkit-gpt2rec"}) {
+    INFO(program << read_text(dir / "err"));
+    CHECK(start(std::string(program) + " --help") == 0);
+    CHECK(start(std::string(program) + " --version") == 0);
+  }
+  const std::string flags = " --hidden_dim 16 --n_layers 1 --block_size 16 --max_steps 1 --sample_tokens 2";
+  std::ofstream(dir / "text.txt") << std::string(20'000, 'a') << "bcdefgh";
+  CHECK(start("trainkit-transformer --input text.txt" + flags) != 0);
+  CHECK(start("trainkit-transformer --data_dir data" + flags) == 2);
+  CHECK_THAT(read_text(dir / "err"), Catch::Contains("--data_dir: a relative path") &&
+                                         Catch::Contains("hint: the working folder has been deleted"));
+  CHECK(start("trainkit-transformer --input " + (dir / "text.txt") + flags) == 6);  // to runs/transformer
+  CHECK_THAT(read_text(dir / "err"),
+             Catch::Contains("runs/transformer") && Catch::Contains("hint: the working folder has been deleted"));
+  CHECK(start("trainkit-transformer --input " + (dir / "text.txt") + " --output_dir " + (dir / "run") + flags) == 0);
+  INFO(read_text(dir / "err"));
+  CHECK(std::filesystem::exists(dir / "run/summary.json"));
+}
+
 TEST_CASE("A closed stdout does not end a run") { CHECK(Run("", "", " >&-").code == 0); }

@@ -308,7 +308,7 @@ TEST_CASE("Errors have the exit code of their class and one line", "[apps][trans
       {2, "error[cli.positional] more.txt", place.flags("k", {"more.txt"})},
       {2, "--gpu_memory: too small for a GPU", place.flags("o", {"--dry_run", "--gpu_memory", "24"})},
       {2, "--gpu_memory: not a size", place.flags("o", {"--gpu_memory", "24 apples"})},
-      {2, "--plan_devices: needs --dry_run", place.flags("p", {"--plan_devices", "2"})},
+      {2, "--plan_devices: has no effect without --dry_run", place.flags("p", {"--plan_devices", "2"})},
       {2, "--precision: fp16 needs a GPU", place.flags("l", {"--precision", "fp16"})},
       {2, "(got 'a\\x1b[31m\\x0ab'", place.flags("m", {"--tokenizer", "a\x1b[31m\nb"})},
       {2, "not an integer (got '999", place.flags("n", {"--seed", std::string(100'000, '9') + "x"})},

@@ -81,6 +81,15 @@ TEST_CASE("A folder that contains a checkpoint is refused without --resume or --
   CHECK_THAT(error_text(start_in(run, {"--resume", folder / "other"})), Catch::Contains("contains checkpoints"));
 }
 
+TEST_CASE("A dry run tries to write to the output folder and leaves nothing", "[config][earlier_run]") {
+  const TempDir folder;
+  CHECK(start_in(folder / "a/b/c", {"--dry_run"}).ok());
+  CHECK(std::filesystem::is_empty(folder.path()));
+  for (const char* path : {"/proc/none", "/dev/null/run"}) {
+    check_error(start_in(path, {"--dry_run"}), ExitCode::kStorage, "storage.output_dir");
+  }
+}
+
 TEST_CASE("Files of other names stay in a folder that a new run uses", "[config][earlier_run]") {
   const TempDir folder;
   fs::create_directories(folder / "run/checkpoints/step-00000040.tmp");

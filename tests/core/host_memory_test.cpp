@@ -7,7 +7,8 @@
 namespace trainkit {
 namespace {
 
-constexpr char kMeminfo[] = "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    600 kB\n";
+constexpr char kMeminfo[] =
+    "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    600 kB\nSwapFree:         50 kB\n";
 
 void write(const std::string& path, const std::string& text) {
   std::filesystem::create_directories(std::filesystem::path(path).parent_path());
@@ -21,6 +22,7 @@ TEST_CASE("The machine's memory is the limit if there is no control group limit"
   const HostMemory memory = detail::host_memory(kMeminfo, dir.path().string(), "0::/a\n");
   CHECK(memory.total_bytes == 1000 << 10);
   CHECK(memory.available_bytes == 600 << 10);
+  CHECK(memory.free_swap_bytes == 50 << 10);
 }
 
 TEST_CASE("The tightest control group limit applies, and inactive file pages count as free", "[core][host_memory]") {
@@ -33,6 +35,7 @@ TEST_CASE("The tightest control group limit applies, and inactive file pages cou
   const HostMemory memory = detail::host_memory(kMeminfo, dir.path().string(), "0::/a/b\n");
   CHECK(memory.total_bytes == 400000);
   CHECK(memory.available_bytes == 100000);
+  CHECK(memory.free_swap_bytes == 0);
 }
 
 TEST_CASE("Limits of version 1 control groups apply, except the value that means unlimited", "[core][host_memory]") {

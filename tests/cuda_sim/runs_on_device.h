@@ -34,8 +34,8 @@ inline Trainer transformer() {
 inline Trainer hsi() {
   return {"trainkit-hsi",
           {"--cube", "%/demo.mat", "--gt", "%/demo_gt.mat"},
-          {"--model", "cnn2d", "--patch_size", "5", "--dropout", "0", "--lr", "1e-5", "--train_ratio", "0.8",
-           "--validation_share", "0.05", "--no-write_maps"},
+          {"--model", "cnn2d", "--patch_size", "5", "--lr", "1e-5", "--train_ratio", "0.8", "--validation_share",
+           "0.05", "--no-write_maps"},
           12};
 }
 inline Trainer gpt2rec() {

@@ -109,11 +109,11 @@ TEST_CASE("Ranks over NCCL have no race with any number of workers and prefetche
     for (const std::string batches : {"1", "2", "4"}) {
       if (!is_full() && workers + batches != "21") continue;
       INFO(workers << " workers, prefetch_factor " << batches);
-      runs.run("ddp" + workers + batches,
-               {.flags = {"--device", "cuda", "--num_workers", workers, "--prefetch_factor", batches},
-                .device = {"CUDA_SIM_DEVICES=2", "CUDA_SIM_RANDOM_DELAY_US=100"},
-                .devices = 2,
-                .ranks = 2});
+      std::vector<std::string> flags = {"--device", "cuda", "--num_workers", workers};
+      if (workers != "0") flags.insert(flags.end(), {"--prefetch_factor", batches});
+      runs.run(
+          "ddp" + workers + batches,
+          {.flags = flags, .device = {"CUDA_SIM_DEVICES=2", "CUDA_SIM_RANDOM_DELAY_US=100"}, .devices = 2, .ranks = 2});
     }
   }
 }

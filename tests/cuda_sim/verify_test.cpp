@@ -126,7 +126,7 @@ TEST_CASE("Flags of --verify without --verify are a usage error", "[verify]") {
   TempDir dir;
   Program program("trainkit", {"doctor", "--verify_only", "graph"}, dir.path().string());
   CHECK(program.wait() == 2);
-  CHECK_THAT(program.errors(), Contains("--verify_only") && Contains("needs --verify"));
+  CHECK_THAT(program.errors(), Contains("--verify_only") && Contains("has no effect without --verify"));
 }
 
 TEST_CASE("A report for the developers has devices and versions, and no user data", "[verify]") {

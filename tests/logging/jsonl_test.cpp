@@ -1,6 +1,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -188,6 +189,17 @@ TEST_CASE("Logging continues after the records that a rewind kept", "[logging][j
   const auto records = read_jsonl(dir / "m.jsonl").value();
   REQUIRE(records.size() == 4);
   for (int i = 0; i < 4; ++i) CHECK(records[i].step == i + 1);
+}
+
+TEST_CASE("A pipe in place of the file is refused without waiting for a reader", "[logging][jsonl]") {
+  test::TempDir dir;
+  REQUIRE(mkfifo((dir / "m.jsonl").c_str(), 0600) == 0);
+  const absl::Status status = JsonlLogger::open(dir / "m.jsonl").status();
+  CHECK(exit_code(status) == ExitCode::kStorage);
+  CHECK_THAT(error_text(status), Catch::Contains("m.jsonl: is a pipe or a socket, expected a file"));
+  const int reader = open((dir / "m.jsonl").c_str(), O_RDONLY | O_NONBLOCK);  // with a reader, writing could wait
+  CHECK_FALSE(JsonlLogger::open(dir / "m.jsonl").ok());
+  close(reader);
 }
 
 TEST_CASE("A full disk is exit code 6 and names the file", "[logging][jsonl]") {

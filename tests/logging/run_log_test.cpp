@@ -1,5 +1,7 @@
 #include "logging/run_log.h"
 
+#include <sys/stat.h>
+
 #include "test_util.h"
 #include "trainkit/logging/sinks.h"
 
@@ -51,6 +53,22 @@ TEST_CASE("Each sink can be omitted, moved or enabled", "[logging][run_log]") {
   std::fclose(screen);
   log_steps({.output_dir = dir / "b", .use_tensorboard = false}, 1, 1);
   CHECK(files_in(dir / "b") == 1);
+}
+
+TEST_CASE("A dry run finds what opening the logs would find, and leaves nothing", "[logging][run_log]") {
+  test::TempDir dir;
+  const auto code = [](const RunLogOptions& options) { return exit_code(try_run_log(options)); };
+  std::filesystem::create_directory(dir / "old");
+  REQUIRE(mkfifo((dir / "old/metrics.jsonl").c_str(), 0600) == 0);
+  CHECK(code({.output_dir = dir / "old"}) == ExitCode::kStorage);
+  std::filesystem::remove_all(dir / "old");
+  CHECK(code({.output_dir = dir / "a", .tensorboard_dir = "/dev/null"}) == ExitCode::kStorage);
+  CHECK(code({.output_dir = dir / "a", .tensorboard_dir = "/dev/null/deep/er"}) == ExitCode::kStorage);
+  CHECK(code({.output_dir = dir / "a", .tensorboard_dir = "/proc/none"}) == ExitCode::kStorage);
+  CHECK(code({.output_dir = dir / "a", .use_tensorboard = false, .tensorboard_dir = "/dev/null"}) == ExitCode::kOk);
+  CHECK(code({.output_dir = dir / "a", .use_wandb = true, .wandb = {.python = "/no/such"}}) == ExitCode::kUsage);
+  CHECK(code({.output_dir = dir / "a/b", .tensorboard_dir = dir / "c/d"}) == ExitCode::kOk);
+  CHECK(std::filesystem::is_empty(dir.path()));
 }
 
 TEST_CASE("A file that cannot be opened is reported before the first step", "[logging][run_log]") {

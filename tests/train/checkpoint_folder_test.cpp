@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "checkpoint_run.h"
+#include "core/system_calls.h"
 #include "test_util.h"
 #include "trainkit/train/checkpoint.h"
 
@@ -169,6 +170,25 @@ TEST_CASE("Deleting a checkpoint while it is loaded gives an error or a complete
   CHECK(whole + failed == 20);
 }
 
+TEST_CASE("A folder that may not be read is not reported as one without a checkpoint", "[train][checkpoint]") {
+  struct Forbidden final : SystemCalls {
+    int openat(int, const char*, int, mode_t) override { return -EACCES; }
+  } calls;
+  const Run run;
+  for (const std::string& spec : {std::string("latest"), run.output(), run.path(20), run.folder()}) {
+    const absl::Status status = resolve_checkpoint(spec, run.output(), Fs(calls)).status();
+    INFO(spec << ": " << error_line(status));
+    CHECK(exit_code(status) == ExitCode::kWeights);
+    CHECK_THAT(error_line(status), Catch::Contains("ckpt.file") && Catch::Contains("Permission denied"));
+  }
+}
+
+TEST_CASE("A checkpoint that is not found names --resume only where it was given", "[train][checkpoint]") {
+  test::TempDir dir;
+  const absl::Status status = resolve_checkpoint("latest", dir / "run").status();
+  CHECK_THAT(error_line(status), Catch::Contains("no checkpoint found") && !Catch::Contains("--resume"));
+}
+
 TEST_CASE("--resume accepts latest, a run, a folder, a path or a name", "[train][checkpoint]") {
   const Run run;
   const auto found = [&](const std::string& spec, const std::string& output) {
@@ -198,7 +218,7 @@ TEST_CASE("--resume accepts latest, a run, a folder, a path or a name", "[train]
     const absl::Status status = resolve_checkpoint(spec, other).status();
     CHECK(absl::IsNotFound(status));
     CHECK(exit_code(status) == ExitCode::kWeights);
-    CHECK(error_of(status)->field == "--resume");
+    CHECK(error_of(status)->expected == "a run's folder, its checkpoints/, or one step-...");
   }
 }
 

@@ -260,7 +260,7 @@ TEST_CASE("A broken checkpoint is refused with the damaged file and an older che
     REQUIRE(error);
     CHECK(error->where.find(row.where) != std::string::npos);
     CHECK(error_line(status).find(row.problem) != std::string::npos);
-    CHECK(error->hint == "step-00000020 is valid: --resume " + run.path(20));
+    CHECK(error->hint == "step-00000020 is valid: use " + run.path(20));
     // No automatic fallback; a caller may request the older checkpoint.
     if (stdfs::is_directory(stdfs::symlink_status(run.path(30)))) CHECK(store.latest().value() == 30);
     CHECK(store.newest_valid().value() == 20);

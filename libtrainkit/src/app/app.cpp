@@ -12,6 +12,7 @@
 #include "app/initial_weights.h"
 #include "app/repeats.h"
 #include "app/resume.h"
+#include "app/run_checks.h"
 #include "app/run_files.h"
 #include "logging/report.h"
 #include "logging/run_file.h"
@@ -232,18 +233,6 @@ class AppRun {
   RunFacts facts_;
 };
 
-/// Creates the folder of a run, and checks those of repeats, which are created when their training starts.
-absl::Status prepare_folders(const App& app, const ConfigParser& parser, const RunOptions& run) {
-  const std::vector<std::string> files = app.info().files;
-  TRAINKIT_RETURN_IF_ERROR(prepare_output_dir(parser, run, files));
-  for (int64_t i = 0; app.repeats() > 1 && i < app.repeats(); ++i) {
-    RunOptions repeat = app.repeat_of(run, i);
-    repeat.dry_run = true;
-    TRAINKIT_RETURN_IF_ERROR(prepare_output_dir(parser, repeat, files));
-  }
-  return absl::OkStatus();
-}
-
 /// Writes the summary and the report of several runs, on rank 0, unless all had ended before.
 absl::Status finish_repeats(App& app, const RunOptions& run, bool were_finished) {
   if (were_finished && std::filesystem::exists(run.output_dir + "/summary.json")) {
@@ -265,7 +254,7 @@ absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& 
                               ProgramState& program) {
   RunOptions first = app.repeat_of(run, 0);
   TRAINKIT_ASSIGN_OR_RETURN(Placement placement, place_run(parser, first, machine, program));
-  if (placement.is_first()) TRAINKIT_RETURN_IF_ERROR(prepare_folders(app, parser, run));
+  if (placement.is_first()) TRAINKIT_RETURN_IF_ERROR(detail::prepare_folders(app, parser, run));
   at::globalContext().setBenchmarkCuDNN(run.cudnn_benchmark);
   at::globalContext().setFloat32MatmulPrecision(run.float32_matmul_precision);
   share_processors(run, placement.plan, machine, app.read_cost());
@@ -328,10 +317,14 @@ absl::StatusOr<int> run(int argc, const char* const* argv, App& app, ProgramStat
     print_line(parser.text(request));
     return 0;
   }
-  if (!run.make_demo_data.empty()) return make_demo_data(app, parser, run);
+  if (!run.make_demo_data.empty()) {
+    TRAINKIT_RETURN_IF_ERROR(parser.check_used({{modes::kDemoData}, "with --make_demo_data"}));
+    return make_demo_data(app, parser, run);
+  }
   TRAINKIT_RETURN_IF_ERROR(app.resolve_options(parser, run, machine));
   TRAINKIT_RETURN_IF_ERROR(check_run_options(parser, run, machine));
   TRAINKIT_RETURN_IF_ERROR(app.check_options(parser, run));
+  TRAINKIT_RETURN_IF_ERROR(detail::check_flags(app, parser, run, machine));
   use_fast_kernels();
   TRAINKIT_ASSIGN_OR_RETURN(const std::optional<int> instead, app.run_instead(run, device));
   if (instead) return *instead;
@@ -361,6 +354,7 @@ absl::StatusOr<int> App::write_demo_data(const std::string&, uint64_t) {
 }
 absl::Status App::resolve_options(const ConfigParser&, RunOptions&, const MachineInfo&) { return absl::OkStatus(); }
 absl::Status App::check_options(const ConfigParser&, const RunOptions&) const { return absl::OkStatus(); }
+std::optional<ProgramMode> App::mode_instead() const { return std::nullopt; }
 absl::StatusOr<std::optional<int>> App::run_instead(const RunOptions&, at::Device) { return std::nullopt; }
 RunOptions App::repeat_of(const RunOptions& run, int64_t) const { return run; }
 void App::apply_plan(const MemoryPlan&) {}

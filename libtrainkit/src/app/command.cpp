@@ -93,6 +93,7 @@ class RunCommandLine {
     add_run_flags(parser_, options_);
     app_.add_flags(parser_);
     if (command_.add_flags) command_.add_flags(parser_);
+    for (const std::string& flag : command_.flags) parser_.set_modes(flag, {command_.name});
   }
 
   /// Returns the request of the flags. For a run it has read config.yaml of `path`, the first word.
@@ -112,6 +113,7 @@ class RunCommandLine {
     TRAINKIT_ASSIGN_OR_RETURN(const Request request,
                               detail::explain_settings_error(parser_.parse(arguments), app_.info().name));
     if (request == Request::kRun) forget_placement(parser_, options_);
+    if (request == Request::kRun) TRAINKIT_RETURN_IF_ERROR(parser_.check_used(mode()));
     return request;
   }
 
@@ -149,20 +151,33 @@ class RunCommandLine {
     return absl::OkStatus();
   }
 
+  ProgramMode mode() const {
+    ProgramMode mode{{command_.name, modes::kRun}, "in " + app_.info().name + " " + command_.name};
+    if (!command_.on_cpu) mode.names.emplace_back(modes::kDevice);
+    if (!command_.one_device) mode.names.emplace_back(modes::kRows);
+    return mode;
+  }
+
   ProgramInfo program() const {
     const AppInfo info = app_.info();
-    ProgramInfo program = shared_help(
-        {.name = info.name + " " + command_.name,
-         .description = fmt::format("{}\n\nThe settings are those of the run. Every flag of {} overrides one.",
-                                    command_.summary, info.name),
-         .examples = command_.examples,
-         .words = command_.words,
-         .help_flags = command_.flags});
-    program.shared_flags = {"device"};
-    if (!command_.one_device) {
-      program.shared_flags.insert(program.shared_flags.end(), {"use_multi_gpu", "gpu_ids", "parallel"});
-    }
-    program.shared_flags.insert(program.shared_flags.end(), {"precision", "num_workers", "threads"});
+    ProgramInfo program =
+        shared_help({.name = info.name + " " + command_.name,
+                     .description = fmt::format(
+                         "{}\n\nThe settings are those of the run. A flag of {} that this command uses overrides "
+                         "one.",
+                         command_.summary, info.name),
+                     .examples = command_.examples,
+                     .words = command_.words,
+                     .help_flags = command_.flags});
+    const auto add = [&](std::initializer_list<const char*> flags) {
+      program.shared_flags.insert(program.shared_flags.end(), flags.begin(), flags.end());
+    };
+    program.shared_flags.clear();
+    if (!command_.on_cpu) add({"device"});
+    if (!command_.one_device) add({"use_multi_gpu", "gpu_ids", "parallel"});
+    if (!command_.on_cpu) add({"precision"});
+    if (!command_.one_device) add({"num_workers"});
+    add({"threads"});
     return program;
   }
 

@@ -54,6 +54,7 @@ AppCommand export_command(App& app, std::function<absl::StatusOr<OnnxModel>(Trai
             .flags = std::move(flags),
             .add_flags = add_all,
             .one_device = true,
+            .on_cpu = true,
             .body = [program, make = std::move(make)](TrainedRun& run) { return run_export(run, program, make); }});
 }
 

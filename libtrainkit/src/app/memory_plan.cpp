@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "app/memory_ladder.h"
+#include "core/allocation_guard.h"
 #include "core/gpu_kernel_support.h"
 #include "core/host_memory.h"
 #include "train/gpu_libraries.h"
@@ -36,6 +37,11 @@ absl::StatusOr<int64_t> given_memory(const ConfigParser& parser, const RunOption
   return *bytes;
 }
 
+/// Replicas of this machine, which share its memory.
+int64_t replicas_here(const MachineInfo& machine, const Placement& placement) {
+  return static_cast<int64_t>(placement.plan.devices.size()) * std::max<int64_t>(machine.local_ranks, 1);
+}
+
 /// Returns the memory that a device has free for the run.
 int64_t free_memory(const MachineInfo& machine, const Placement& placement) {
   if (!placement.device().is_cpu()) {
@@ -47,15 +53,14 @@ int64_t free_memory(const MachineInfo& machine, const Placement& placement) {
     }
     return least;
   }
-  const auto here = static_cast<int64_t>(placement.plan.devices.size()) * std::max<int64_t>(machine.local_ranks, 1);
-  return host_memory().available_bytes / here;
+  return host_memory().available_bytes / replicas_here(machine, placement);
 }
 
 /// Returns the global batch that the run must keep; 0 if there is none.
 absl::StatusOr<int64_t> global_batch(const RunOptions& run) {
   if (run.global_batch_size) return *run.global_batch_size;
   if (run.resume.empty()) return 0;
-  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath found, resolve_checkpoint(run.resume, run.output_dir));
+  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath found, resumed_checkpoint(run));
   TRAINKIT_ASSIGN_OR_RETURN(const StateDict state, load_checkpoint_state(found));
   return saved_shape(state).global_batch_size;
 }
@@ -122,6 +127,23 @@ absl::Status nothing_fits(const MemoryPlan& memory) {
                                                            : memory.sharding_advice});
 }
 
+/// Refuses a step that this machine has not enough memory for. Linux grants the memory and kills the process when it is
+/// used. On a GPU, which says no, the run makes its steps smaller instead.
+absl::Status check_host_memory(const MachineInfo& machine, const Placement& placement, const MemoryPlan& memory) {
+  const bool is_host = placement.device().is_cpu() && memory.options.reserve_bytes == 0;
+  if (!is_host || !memory.known() || memory.plan.fits) return absl::OkStatus();
+  const int64_t needed = memory.plan.memory.peak.total();
+  const int64_t swap = host_memory().free_swap_bytes / replicas_here(machine, placement);
+  if (needed <= memory.options.device_bytes + swap) return absl::OkStatus();
+  return to_status({.exit_code = ExitCode::kOutOfMemory,
+                    .id = "memory.plan",
+                    .field = "batch_size",
+                    .problem = fmt::format("a step of {} rows needs more memory than is free", memory.plan.batch_size),
+                    .got = format_size(needed),
+                    .expected = format_size(memory.options.device_bytes + swap) + " at most",
+                    .hint = "use --batch_size auto or a smaller model; --no-plan_memory trains without this check"});
+}
+
 MemoryBytes largest_of(const MemoryTrace& trace) {
   MemoryBytes now, largest;
   for (const int32_t event : trace.events) {
@@ -184,13 +206,17 @@ absl::StatusOr<MemoryPlan> plan_recipe(const RunOptions& run, const StepRecipe& 
     return memory;
   }
   const auto shared = std::make_shared<const StepRecipe>(recipe);
+  const bool is_host = placement.device().is_cpu() && options.reserve_bytes == 0;
   TRAINKIT_ASSIGN_OR_RETURN(auto planner, BatchSizePlanner::create(recorder(shared), options));
-  auto plan = chooses ? planner.plan() : planner.describe(memory.plan.batch_size, memory.plan.grad_accum_steps);
+  // A batch has at most the rows of the data.
+  const int64_t share = (recipe.dataset->size() + options.devices - 1) / options.devices;
+  const int64_t rows = is_host ? std::min(memory.plan.batch_size, share) : memory.plan.batch_size;
+  auto plan = chooses ? planner.plan() : planner.describe(rows, memory.plan.grad_accum_steps);
   if (!plan.ok()) {
     const absl::StatusCode code = plan.status().code();
     const bool is_about_run = code == absl::StatusCode::kResourceExhausted || code == absl::StatusCode::kDataLoss;
     const bool can_do_without = code == absl::StatusCode::kFailedPrecondition || (is_about_run && !chooses);
-    if (!can_do_without) return plan.status();
+    if (!can_do_without || (is_host && detail::is_refused_memory(plan.status()))) return plan.status();
     memory.unavailable = std::string(plan.status().message());
     return memory;
   }
@@ -304,6 +330,7 @@ absl::StatusOr<MemoryPlan> plan_memory(const ConfigParser& parser, RunOptions& r
   if (placement.is_first()) {
     TRAINKIT_ASSIGN_OR_RETURN(memory, plan_here(run, recipe, placement, options));
     if (run.batch_size.is_auto() && memory.known() && !memory.plan.fits) return nothing_fits(memory);
+    TRAINKIT_RETURN_IF_ERROR(check_host_memory(machine, placement, memory));
     count_steps(run, recipe.dataset->size(), memory);
   } else {
     memory.unavailable = "planned on the first rank";

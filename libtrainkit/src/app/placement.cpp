@@ -7,6 +7,7 @@
 
 #include "core/gpu_kernel_support.h"
 #include "train/run_state.h"
+#include "trainkit/app/app.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/distributed/process_group.h"
@@ -45,7 +46,7 @@ absl::Status join_ranks(const ConfigParser& parser, const RunOptions& run, Progr
   for (auto& [name, version] : library_versions()) fields.push_back({"version of " + name, version});
   fields.push_back({"kind of device", plan.devices.front().is_cpu() ? "cpu" : "cuda"});
   if (!run.resume.empty()) {  // before the settings, which a missing run folder changes
-    const auto checkpoint = resolve_checkpoint(run.resume, run.output_dir);
+    const auto checkpoint = resumed_checkpoint(run);
     fields.push_back({"step of the checkpoint", checkpoint.ok() ? std::to_string(checkpoint->step) : "no checkpoint"});
   }
   for (auto& [name, value] : parser.settings()) {
@@ -60,7 +61,7 @@ absl::Status join_ranks(const ConfigParser& parser, const RunOptions& run, Progr
 /// Returns the global batch that a resumed run keeps because it had another number of devices; 0 if the flags decide.
 absl::StatusOr<int64_t> kept_global_batch(const RunOptions& run, int64_t replicas) {
   if (run.resume.empty()) return 0;
-  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath found, resolve_checkpoint(run.resume, run.output_dir));
+  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath found, resumed_checkpoint(run));
   TRAINKIT_ASSIGN_OR_RETURN(const StateDict state, load_checkpoint_state(found));
   const RunShape shape = saved_shape(state);
   if (shape.replicas == 0 || shape.replicas == replicas) return 0;

@@ -72,6 +72,8 @@ std::string RunWeights::describe() const {
 absl::StatusOr<RunWeights> find_weights(const std::string& path) {
   const Fs& fs = Fs::posix();
   RunWeights weights{.run = without_slashes(path)};
+  const absl::Status opened = fs.open_directory(weights.run).status();
+  if (absl::IsPermissionDenied(opened)) return reclassify(opened, ExitCode::kWeights, "ckpt.file");
   if (!fs.exists(weights.run)) {
     return run_error("none", path, "no such folder", "the folder of a run, its checkpoints/, or one step-...");
   }

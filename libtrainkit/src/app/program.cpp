@@ -1,5 +1,8 @@
+#include <unistd.h>
+
 #include <atomic>
 #include <cerrno>
+#include <climits>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -11,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/working_folder.h"
 #include "logging/report.h"
 #include "logging/run_file.h"
 #include "trainkit/app/placement.h"
@@ -23,6 +27,31 @@
 
 namespace trainkit {
 namespace {
+
+// Note [Deleted working folder]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// oneMKL, a part of LibTorch, calls getcwd() when LibTorch is loaded, before main, and ends the process if that fails:
+// the folder in which the program was started has been deleted. leave_deleted_folder() runs before (.preinit_array is
+// the first of all) and moves the process to kNoFolder. No relative path exists there. ConfigParser refuses one that
+// was given, and report() adds the reason to the error of any other.
+
+/// See Note [Deleted working folder].
+void leave_deleted_folder(int, char**, char**) {
+  char folder[PATH_MAX];
+  if (getcwd(folder, sizeof folder) != nullptr || errno != ENOENT) return;
+  if (chdir(detail::kNoFolder) != 0) (void)!chdir("/");
+}
+
+__attribute__((section(".preinit_array"), used)) void (*const kLeaveDeletedFolder)(int, char**,
+                                                                                   char**) = leave_deleted_folder;
+
+/// Adds what the user does to an error whose cause may be that no relative path exists.
+absl::Status with_lost_folder(const absl::Status& status) {
+  auto error = error_of(status);
+  if (!error || !detail::is_working_folder_lost()) return status;
+  error->hint = detail::kLostFolderHint;
+  return to_status(*error, status.code());
+}
 
 /// Time that a rank which fails before the ranks are connected waits for them, to tell them why.
 constexpr std::chrono::seconds kFarewellTimeout{10};
@@ -53,7 +82,8 @@ void notify_launcher(const std::string& path, const absl::Status& status) {
 }
 
 /// Reports an error on stderr, to the launcher, to the other ranks and in error.json. Returns the exit code.
-int report(ProgramState& program, const absl::Status& status) {
+int report(ProgramState& program, const absl::Status& ended) {
+  const absl::Status status = with_lost_folder(ended);
   const auto environment = read_launch_environment();
   const LaunchEnvironment launch = environment.ok() && *environment ? **environment : LaunchEnvironment{};
   const bool names_rank = launch.world_size > 1 && launch.launcher != Launcher::kTrainkit;  // which names it itself

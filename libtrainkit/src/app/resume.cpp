@@ -28,9 +28,19 @@ std::string config_of(const std::string& folder) {
 
 }  // namespace
 
+absl::StatusOr<CheckpointPath> resumed_checkpoint(const RunOptions& run) {
+  auto found = resolve_checkpoint(run.resume, run.output_dir);
+  auto error = error_of(found.status());
+  if (!error || error->id != "ckpt.none") return found;
+  error->field = "--resume";
+  error->got = run.resume;
+  error->expected = "latest, " + error->expected;
+  return to_status(*error, found.status().code());
+}
+
 absl::Status check_data(const RunOptions& run, const std::string& digest) {
   if (run.resume.empty() || digest.empty()) return absl::OkStatus();
-  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(run.resume, run.output_dir));
+  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resumed_checkpoint(run));
   TRAINKIT_ASSIGN_OR_RETURN(const StateDict state, load_checkpoint_state(checkpoint));
   const auto saved = get_state<std::string>(state, kDataKey);
   if (!saved.ok() || *saved == digest) return absl::OkStatus();
@@ -60,7 +70,7 @@ void continue_with_own_settings(ConfigParser& parser, const RunOptions& run) {
   const auto find = [&parser, &run]() -> absl::StatusOr<std::string> {
     if (run.resume.empty()) return "";
     if (run.resume == "latest") return config_of(run.output_dir);
-    TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(run.resume, run.output_dir));
+    TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resumed_checkpoint(run));
     const std::string config = config_of(checkpoint.run_folder());
     if (!config.empty()) parser.set_defaults({{"output_dir", checkpoint.run_folder()}}, "the run to continue");
     return config;
@@ -86,7 +96,7 @@ absl::StatusOr<Request> explain_settings_error(const absl::StatusOr<Request>& pa
 
 RunFacts describe_resume(const ConfigParser& parser, const RunOptions& run) {
   if (run.resume.empty()) return {};
-  const auto checkpoint = resolve_checkpoint(run.resume, run.output_dir);
+  const auto checkpoint = resumed_checkpoint(run);
   if (!checkpoint.ok()) return {};  // the trainer reports it
   RunFacts facts = {{"resumes", checkpoint->path()}};
   const auto latest = resolve_checkpoint("latest", run.output_dir);
@@ -100,7 +110,7 @@ RunFacts describe_resume(const ConfigParser& parser, const RunOptions& run) {
 
 std::string describe_end(const RunOptions& run, const TrainerOptions& options, int64_t batches_per_epoch) {
   if (run.resume.empty()) return "";
-  const auto checkpoint = resolve_checkpoint(run.resume, run.output_dir);
+  const auto checkpoint = resumed_checkpoint(run);
   if (!checkpoint.ok() || !is_in(*checkpoint, run)) return "";
   const auto summary = read_json_file(run.output_dir + "/summary.json");
   const auto step = static_cast<double>(checkpoint->step);

@@ -4,43 +4,70 @@
 namespace trainkit {
 namespace {
 
+using namespace modes;
+
 OptionSpec bounded(OptionSpec spec, double min, double max) {
   spec.min = min, spec.max = max;
   return spec;
 }
 
+/// The spec of a flag that these modes use. Without it, a flag is one of training.
+OptionSpec in(std::vector<std::string> used_in, OptionSpec spec) {
+  spec.modes = std::move(used_in);
+  return spec;
+}
+
+/// The spec of a flag that needs another one to have an effect.
+OptionSpec with(OptionNeed need, OptionSpec spec) {
+  spec.needs.push_back(std::move(need));
+  return spec;
+}
+
+OptionNeed workers() { return {"num_workers", {"0"}, /*excludes=*/true}; }
+OptionNeed checkpoints() { return {"save_every", {"0"}, /*excludes=*/true}; }
+OptionNeed ranks() { return {"strategy", {"ddp"}}; }
+OptionNeed several_devices() { return {"parallel", {"1"}, /*excludes=*/true}; }
+
 void add_data_flags(ConfigParser& parser, RunOptions& o) {
-  const auto spec = [](const char* help) { return OptionSpec{.help = help, .group = "Data"}; };
+  const auto spec = [](const char* help) { return OptionSpec{.help = help, .group = "Data", .modes = {kTrain}}; };
   const auto range = [&](double min, double max, const char* help) { return bounded(spec(help), min, max); };
   OptionSpec folder = spec("Data set folder.");
   folder.path = PathKind::kInput;
   parser.add("data_dir", &o.data_dir, folder);
-  parser.add("num_workers", &o.num_workers, range(0, 1024, "Data-loader threads; 0 reads in the calling thread."));
-  parser.add("threads", &o.threads,
-             range(1, 1024,
-                   "LibTorch threads (intra-op) of each process; auto: the processors that busy loader "
-                   "workers and other ranks leave. Lower it on a machine with other load. The last bits of "
-                   "the results depend on it."));
+  parser.add("num_workers", &o.num_workers,
+             in({kTrain, kRows}, range(0, 1024, "Data-loader threads; 0 reads in the calling thread.")));
+  parser.add(
+      "threads", &o.threads,
+      in({kTrain, kRun}, range(1, 1024,
+                               "LibTorch threads (intra-op) of each process; auto: the processors that busy loader "
+                               "workers and other ranks leave. Lower it on a machine with other load. The last bits of "
+                               "the results depend on it.")));
   parser.add("prefetch_factor", &o.prefetch_factor,
-             range(1, 64, "Batches that each worker prefetches; auto: 2, then 4 if the loop waited for data."));
-  parser.add("persistent_workers", &o.persistent_workers, spec("Keep workers and their memory between epochs."));
+             with(workers(),
+                  range(1, 64, "Batches that each worker prefetches; auto: 2, then 4 if the loop waited for data.")));
+  parser.add("persistent_workers", &o.persistent_workers,
+             with(workers(), spec("Keep workers and their memory between epochs.")));
   parser.add("drop_last", &o.drop_last,
              spec("Use only the rows of full batches of --batch_size in each epoch; unless given, not with "
                   "fewer rows than one batch."));
-  parser.add("timeout", &o.timeout, range(0, 1e6, "Maximum wait for a batch; 0 means unlimited."));
-  parser.add("pin_memory", &o.pin_memory, spec("Keep batches in page-locked memory if CUDA is used."));
+  parser.add("timeout", &o.timeout,
+             in({kTrain, kRows}, with(workers(), range(0, 1e6, "Maximum wait for a batch; 0 means unlimited."))));
+  parser.add("pin_memory", &o.pin_memory,
+             in({kTrain, kRows}, spec("Keep batches in page-locked memory if CUDA is used.")));
   OptionSpec on_error = spec("Policy for unreadable rows.");
   on_error.choices = {"fail", "skip", "replace"};
   parser.add("on_error", &o.on_error, on_error);
-  parser.add("max_bad_samples", &o.max_bad_samples,
-             range(-1, 1e15, "Maximum number of different unreadable rows, else the run fails; -1 means unlimited."));
+  parser.add(
+      "max_bad_samples", &o.max_bad_samples,
+      with({"on_error", {"fail"}, true},
+           range(-1, 1e15, "Maximum number of different unreadable rows, else the run fails; -1 means unlimited.")));
   OptionSpec demo = spec("Write a small data set in the trainer's formats to this folder and exit.");
   demo.path = PathKind::kOutput, demo.flag_only = true;
-  parser.add("make_demo_data", &o.make_demo_data, demo);
+  parser.add("make_demo_data", &o.make_demo_data, in({kDemoData}, demo));
 }
 
 void add_progress_flags(ConfigParser& parser, RunOptions& o) {
-  const auto spec = [](const char* help) { return OptionSpec{.help = help, .group = "Run"}; };
+  const auto spec = [](const char* help) { return OptionSpec{.help = help, .group = "Run", .modes = {kTrain}}; };
   const auto path = [&](PathKind kind, const char* help) {
     OptionSpec s = spec(help);
     s.path = kind;
@@ -48,7 +75,7 @@ void add_progress_flags(ConfigParser& parser, RunOptions& o) {
   };
   const auto count = [&](double min, const char* help) { return bounded(spec(help), min, 1e15); };
   parser.add("output_dir", &o.output_dir, path(PathKind::kOutput, "Output folder of the run."));
-  parser.add("seed", &o.seed, spec("Random seed."));
+  parser.add("seed", &o.seed, in({kTrain, kDemoData}, spec("Random seed.")));
   OptionSpec epochs = count(1, "Number of epochs.");
   epochs.aliases = {"epoch", "max_epochs"};
   parser.add("epochs", &o.epochs, epochs);
@@ -59,14 +86,16 @@ void add_progress_flags(ConfigParser& parser, RunOptions& o) {
              count(0, "Steps between evaluations; 0 disables them; unset: once per epoch."));
   parser.add("save_every", &o.save_every,
              count(0, "Steps between checkpoints; 0 disables them, including the final one; unset: once per epoch."));
-  parser.add("keep_last", &o.keep_last, count(0, "Number of newest checkpoints to keep; 0 keeps all."));
+  parser.add("keep_last", &o.keep_last,
+             with(checkpoints(), count(0, "Number of newest checkpoints to keep; 0 keeps all.")));
   parser.add("keep_every", &o.keep_every,
-             count(0, "Steps between checkpoints that are kept permanently; 0 disables them."));
+             with(checkpoints(), count(0, "Steps between checkpoints that are kept permanently; 0 disables them.")));
   OptionSpec on_save_error = spec("Policy for checkpoints that cannot be written.");
   on_save_error.choices = {"fail", "continue"};
   parser.add("on_save_error", &o.on_save_error, on_save_error);
   parser.add("tensorboard_dir", &o.tensorboard_dir,
-             path(PathKind::kOutput, "Folder of TensorBoard event files; unset: <output_dir>/tensorboard."));
+             with({"use_tensorboard", {"true"}},
+                  path(PathKind::kOutput, "Folder of TensorBoard event files; unset: <output_dir>/tensorboard.")));
   OptionSpec resume = path(
       PathKind::kInput,
       "Resume from `latest`, a run folder or a checkpoint. `latest` is the newest one of --output_dir; a checkpoint is "
@@ -77,7 +106,12 @@ void add_progress_flags(ConfigParser& parser, RunOptions& o) {
              path(PathKind::kInput, "Initialise the weights from this run folder, safetensors or PyTorch file."));
   parser.add("overwrite", &o.overwrite, spec("Remove the files of an earlier run from --output_dir."));
   parser.add("dry_run", &o.dry_run, spec("Check everything and print the plan without training."));
-  parser.add("json", &o.json, {.help = "With --dry_run: print the plan as JSON.", .group = "Run", .flag_only = true});
+  parser.add("json", &o.json,
+             {.help = "With --dry_run: print the plan as JSON.",
+              .group = "Run",
+              .flag_only = true,
+              .modes = {kTrain},
+              .needs = {{"dry_run", {"true"}}}});
   parser.add("monitor", &o.monitor, spec("Show a live table of devices, memory and data loader."));
   OptionSpec profile = spec("Write this step and the next 10 as a trace for Perfetto, profile.json; 0: none.");
   profile.min = 0, profile.metavar = "STEP", profile.flag_only = true;
@@ -88,10 +122,13 @@ void add_progress_flags(ConfigParser& parser, RunOptions& o) {
 }
 
 void add_optimization_flags(ConfigParser& parser, RunOptions& o) {
-  const auto spec = [](const char* help) { return OptionSpec{.help = help, .group = "Optimization"}; };
+  const auto spec = [](const char* help) {
+    return OptionSpec{.help = help, .group = "Optimization", .modes = {kTrain}};
+  };
   const auto range = [&](double min, double max, const char* help) { return bounded(spec(help), min, max); };
   parser.add("batch_size", &o.batch_size,
-             range(1, 1 << 20, "Rows per device and micro-batch; auto: the largest that fits into memory."));
+             in({kTrain, kRows},
+                range(1, 1 << 20, "Rows per device and micro-batch; auto: the largest that fits into memory.")));
   parser.add("global_batch_size", &o.global_batch_size,
              range(1, 1 << 30, "Rows per optimizer step, over all devices and micro-batches."));
   OptionSpec accumulation = range(1, 1 << 20, "Gradient accumulation: micro-batches per optimizer step.");
@@ -112,40 +149,43 @@ void add_optimization_flags(ConfigParser& parser, RunOptions& o) {
   parser.add("scheduler", &o.scheduler, scheduler);
   parser.add("warmup_steps", &o.warmup_steps,
              range(0, 1e15, "Steps of linear learning-rate warm-up; unless given, at most a tenth of the run."));
-  parser.add("patience", &o.patience,
-             range(0, 1e9, "Scheduler plateau: evaluations without improvement before the learning rate is reduced."));
+  parser.add(
+      "patience", &o.patience,
+      with({"scheduler", {"plateau"}},
+           range(0, 1e9, "Scheduler plateau: evaluations without improvement before the learning rate is reduced.")));
   OptionSpec factor = spec("Scheduler plateau: factor of each learning-rate reduction.");
   factor.above = 0, factor.max = 1;
-  parser.add("factor", &o.factor, factor);
+  parser.add("factor", &o.factor, with({"scheduler", {"plateau"}}, factor));
   parser.add("early_stopping", &o.early_stopping,
              range(0, 1e9, "Evaluations without improvement that end the run; 0 disables early stopping."));
   OptionSpec on_nonfinite = spec("Policy for steps with a non-finite loss or gradient.");
   on_nonfinite.choices = {"fail", "skip", "rollback"};
   parser.add("on_nonfinite", &o.on_nonfinite, on_nonfinite);
   parser.add("max_nonfinite", &o.max_nonfinite,
-             range(1, 1e9, "Consecutive skipped steps, or rollbacks to one checkpoint, that end the run."));
+             with({"on_nonfinite", {"fail"}, true},
+                  range(1, 1e9, "Consecutive skipped steps, or rollbacks to one checkpoint, that end the run.")));
 }
 
 void add_device_flags(ConfigParser& parser, RunOptions& o) {
-  const auto spec = [](const char* help) { return OptionSpec{.help = help, .group = "Devices"}; };
+  const auto spec = [](const char* help) { return OptionSpec{.help = help, .group = "Devices", .modes = {kTrain}}; };
   OptionSpec device = spec("Device to compute on.");
   device.metavar = "auto|cpu|cuda|cuda:N";
-  parser.add("device", &o.device, device);
+  parser.add("device", &o.device, in({kTrain, kDevice}, device));
   OptionSpec strategy = spec("Parallelism: one device, a thread per device (dp) or a process per device (ddp).");
   strategy.choices = {"auto", "single", "dp", "ddp"};
-  parser.add("strategy", &o.strategy, strategy);
-  parser.add("use_multi_gpu", &o.use_multi_gpu, spec("Use all GPUs, or --gpu_ids."));
+  parser.add("strategy", &o.strategy, in({kTrain, kRows}, strategy));
+  parser.add("use_multi_gpu", &o.use_multi_gpu, in({kTrain, kRows}, spec("Use all GPUs, or --gpu_ids.")));
   OptionSpec gpus = spec("GPUs to use, for example 0 1 2.");
   gpus.min = 0, gpus.max = 127, gpus.max_items = 128, gpus.unique_items = true;
-  parser.add("gpu_ids", &o.gpu_ids, gpus);
+  parser.add("gpu_ids", &o.gpu_ids, in({kTrain, kRows}, gpus));
   OptionSpec parallel = spec("Number of devices; with --device cpu, of logical replicas.");
   parallel.min = 1, parallel.max = 128;
-  parser.add("parallel", &o.parallel, parallel);
+  parser.add("parallel", &o.parallel, in({kTrain, kRows}, parallel));
   parser.add("mixed_precision", &o.mixed_precision,
-             spec("Mixed precision: fp16 with loss scaling on CUDA, bf16 on the CPU."));
+             in({kTrain, kDevice}, spec("Mixed precision: fp16 with loss scaling on CUDA, bf16 on the CPU.")));
   OptionSpec precision = spec("Data type of the computation; unset: as --mixed_precision.");
   precision.choices = {"fp32", "bf16", "fp16"};
-  parser.add("precision", &o.precision, precision);
+  parser.add("precision", &o.precision, in({kTrain, kDevice}, precision));
   OptionSpec matmul =
       spec("Products in float32; high: as TF32 on GPUs, faster and less exact; medium: also as bfloat16.");
   matmul.choices = {"highest", "high", "medium"};
@@ -155,12 +195,12 @@ void add_device_flags(ConfigParser& parser, RunOptions& o) {
   parser.add("cuda_graph", &o.cuda_graph, cuda_graph);
   OptionSpec dist_timeout = spec("Maximum wait for another rank.");
   dist_timeout.above = 0, dist_timeout.max = 1e6;
-  parser.add("dist_timeout", &o.dist_timeout, dist_timeout);
+  parser.add("dist_timeout", &o.dist_timeout, with(ranks(), dist_timeout));
   OptionSpec dist_bind = spec("Address that ranks connect to; loopback: this machine only.");
   dist_bind.metavar = "ADDRESS";
-  parser.add("dist_bind", &o.dist_bind, dist_bind);
+  parser.add("dist_bind", &o.dist_bind, with(ranks(), dist_bind));
   parser.add("dist_shared_memory", &o.dist_shared_memory,
-             spec("All-reduce CPU tensors of one machine in shared memory instead of over sockets."));
+             with(ranks(), spec("All-reduce CPU tensors of one machine in shared memory instead of over sockets.")));
   OptionSpec compression =
       spec("Data type of the gradients that ddp sends; 16 bits halve the traffic and lose precision.");
   compression.choices = {"none", "fp16", "bf16"};
@@ -169,11 +209,11 @@ void add_device_flags(ConfigParser& parser, RunOptions& o) {
       "What the ranks of ddp, or the GPUs of dp, divide among them: the optimizer's state, or gradients too. Less "
       "memory per GPU, same result.");
   shard.choices = {"none", "optimizer", "gradients"};
-  parser.add("shard", &o.shard, shard);
+  parser.add("shard", &o.shard, with(several_devices(), shard));
   OptionSpec sync_batchnorm = spec(
       "Normalise batches over the rows of all devices; auto: below 16 rows per device. Each such layer waits for all.");
   sync_batchnorm.choices = {"auto", "on", "off"};
-  parser.add("sync_batchnorm", &o.sync_batchnorm, sync_batchnorm);
+  parser.add("sync_batchnorm", &o.sync_batchnorm, with(several_devices(), sync_batchnorm));
   parser.add("plan_memory", &o.plan_memory, spec("Predict the memory of a step before the run."));
   OptionSpec memory = spec("Memory of each device in the plan, for example 24GiB; unset: the free memory.");
   memory.metavar = "SIZE";
@@ -184,7 +224,7 @@ void add_device_flags(ConfigParser& parser, RunOptions& o) {
   OptionSpec plan_devices =
       spec("With --dry_run: number of devices in the plan, also more than this machine has; 0: those of the run.");
   plan_devices.min = 0, plan_devices.max = 1 << 20, plan_devices.flag_only = true;
-  parser.add("plan_devices", &o.plan_devices, plan_devices);
+  parser.add("plan_devices", &o.plan_devices, with({"dry_run", {"true"}}, plan_devices));
 }
 
 }  // namespace

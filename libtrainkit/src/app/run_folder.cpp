@@ -292,7 +292,7 @@ absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::open(const ConfigParser& p
   }
   int64_t resume_step = -1;
   if (!run.resume.empty()) {
-    TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(run.resume, run.output_dir));
+    TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resumed_checkpoint(run));
     resume_step = checkpoint.step;
   }
   TRAINKIT_RETURN_IF_ERROR(Fs::posix().create_directories(run.output_dir).status());

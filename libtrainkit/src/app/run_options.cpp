@@ -14,6 +14,7 @@
 #include "app/run_files.h"
 #include "core/cuda_support.h"
 #include "core/new_files.h"
+#include "core/try_folder.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/processors.h"
@@ -318,7 +319,11 @@ absl::Status prepare_output_dir(const ConfigParser& parser, const RunOptions& op
   const bool exists = ::stat(folder.c_str(), &info) == 0;
   if (exists && !S_ISDIR(info.st_mode)) return storage_error(options.output_dir, "is a file, expected a folder");
   if (detail::is_new_in_its_folder(options)) TRAINKIT_RETURN_IF_ERROR(check_earlier_files(parser, options, files));
-  if (options.dry_run) return absl::OkStatus();
+  if (options.dry_run) {
+    const int error = detail::try_folder(options.output_dir);
+    return error == 0 ? absl::OkStatus()
+                      : storage_error(options.output_dir, std::string("cannot be written: ") + std::strerror(error));
+  }
   if (const absl::Status made = Fs::posix().create_directories(options.output_dir).status(); !made.ok()) {
     return storage_error(options.output_dir, "cannot be created: " + error_of(made)->problem);
   }

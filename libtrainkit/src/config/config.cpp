@@ -7,6 +7,7 @@
 #include <set>
 
 #include "command_line.h"
+#include "core/working_folder.h"
 #include "parser_state.h"
 #include "trainkit/core/status.h"
 
@@ -193,6 +194,7 @@ absl::StatusOr<Request> ConfigParser::parse(const std::vector<std::string>& argu
     TRAINKIT_RETURN_IF_ERROR(check_fixed());
   }
   TRAINKIT_RETURN_IF_ERROR(check_complete());
+  TRAINKIT_RETURN_IF_ERROR(check_paths());
   return state.print_config ? Request::kPrintConfig : Request::kRun;
 }
 
@@ -300,6 +302,20 @@ absl::Status ConfigParser::check_complete() const {
   return absl::OkStatus();
 }
 
+absl::Status ConfigParser::check_paths() const {
+  if (!detail::is_working_folder_lost()) return absl::OkStatus();
+  for (const auto& option : state_->options) {
+    const bool is_flag = option->layer == Layer::kFlag && option->spec.path != PathKind::kNone;
+    const std::string path = is_flag ? option->binding->to_text() : "";
+    const auto& words = option->spec.path_words;
+    if (path.empty() || option->binding->is_list() || path.starts_with('/') ||
+        std::find(words.begin(), words.end(), path) != words.end())
+      continue;
+    return blame(*option, "value", {.problem = "a relative path", .hint = detail::kLostFolderHint});
+  }
+  return absl::OkStatus();
+}
+
 void ConfigParser::set_defaults(const Settings& settings, std::string_view reason) {
   for (const auto& [key, text] : settings) {
     Option& option = state_->at(key);
@@ -317,6 +333,10 @@ void ConfigParser::add_remark(std::string_view name, std::string_view remark) co
 }
 
 void ConfigParser::set_help(std::string_view name, std::string help) { state_->at(name).spec.help = std::move(help); }
+
+void ConfigParser::set_modes(std::string_view name, std::vector<std::string> modes) {
+  state_->at(name).spec.modes = std::move(modes);
+}
 
 bool ConfigParser::is_default(std::string_view name) const { return state_->at(name).layer == Layer::kDefault; }
 

@@ -29,7 +29,8 @@ namespace detail {
 
 HostMemory host_memory(const std::string& meminfo, const std::string& root, const std::string& membership) {
   HostMemory memory{.total_bytes = std::max<int64_t>(number_of(meminfo, "MemTotal:"), 0) << 10,
-                    .available_bytes = std::max<int64_t>(number_of(meminfo, "MemAvailable:"), 0) << 10};
+                    .available_bytes = std::max<int64_t>(number_of(meminfo, "MemAvailable:"), 0) << 10,
+                    .free_swap_bytes = std::max<int64_t>(number_of(meminfo, "SwapFree:"), 0) << 10};
   const int64_t machine = memory.total_bytes;
   for_each_cgroup(root, membership, "memory", [&](const std::string& folder, int version) {
     const bool is_v2 = version == 2;

@@ -11,6 +11,8 @@ struct HostMemory {
   int64_t total_bytes = 0;
   /// What can still be had without swapping; files that the kernel keeps cached count as free.
   int64_t available_bytes = 0;
+  /// Swap space that is left; 0 in a control group with a limit.
+  int64_t free_swap_bytes = 0;
 };
 
 /// Returns the memory of the machine, or of the control group (container) with the least available memory. Zeros if the

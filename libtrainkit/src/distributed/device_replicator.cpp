@@ -9,6 +9,7 @@
 #include <numeric>
 #include <set>
 
+#include "core/allocation_guard.h"
 #include "core/user_exception.h"
 #include "distributed/data_parallel.h"
 #include "distributed/distributed.h"
@@ -113,6 +114,7 @@ std::shared_ptr<torch::nn::Module> make_module(const std::function<std::shared_p
                                                at::Device device) {
   std::shared_ptr<torch::nn::Module> module;
   try {
+    const detail::AllocationGuard guard;
     module = factory();
   } catch (...) {
     throw absl::BadStatusOrAccess(detail::status_from_user_exception("", "the model factory"));

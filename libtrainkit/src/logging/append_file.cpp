@@ -41,9 +41,22 @@ absl::Status storage_error(const std::string& path, std::string_view what, int e
 }
 
 absl::StatusOr<std::unique_ptr<AppendFile>> AppendFile::open(const std::string& path) {
-  UniqueDescriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, kNewFileMode));
+  // O_NONBLOCK: opening a pipe would wait for a reader.
+  UniqueDescriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, kNewFileMode));
   struct stat info;
-  if (file.get() < 0 || ::fstat(file.get(), &info) != 0) return storage_error(path, "cannot open for writing", errno);
+  const bool is_pipe = file.get() < 0 && errno == ENXIO;  // without a reader, or a socket
+  if (!is_pipe && (file.get() < 0 || ::fstat(file.get(), &info) != 0)) {
+    return storage_error(path, "cannot open for writing", errno);
+  }
+  // Only records of a file can be removed when a run resumes. A device, such as /dev/full, does not wait.
+  if (is_pipe || !(S_ISREG(info.st_mode) || S_ISCHR(info.st_mode))) {
+    return to_status({.exit_code = ExitCode::kStorage,
+                      .id = "log.write",
+                      .where = path,
+                      .problem = "is a pipe or a socket, expected a file",
+                      .hint = "remove it, or choose another folder"},
+                     absl::StatusCode::kFailedPrecondition);
+  }
   return std::unique_ptr<AppendFile>(new AppendFile(path, file.release(), info.st_size));
 }
 

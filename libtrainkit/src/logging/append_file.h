@@ -14,7 +14,8 @@ namespace trainkit::detail {
 /// from the file, kept in memory (up to 4 MiB in total) and retried by the next append() or flush().
 class AppendFile {
  public:
-  /// Opens or creates `path` for appending (O_APPEND; the mode is 0664 less the umask). Exit code 6 if that fails.
+  /// Opens or creates `path` for appending (O_APPEND; the mode is 0664 less the umask). Exit code 6 if that fails, or
+  /// if it is a pipe or a socket, which could wait for ever.
   static absl::StatusOr<std::unique_ptr<AppendFile>> open(const std::string& path);
   ~AppendFile();
   AppendFile(const AppendFile&) = delete;

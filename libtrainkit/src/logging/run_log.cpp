@@ -1,10 +1,19 @@
 #include "logging/run_log.h"
 
+#include "core/try_folder.h"
+#include "logging/append_file.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/sinks.h"
 
 namespace trainkit {
+namespace {
+
+std::string tensorboard_dir(const RunLogOptions& options) {
+  return options.tensorboard_dir.empty() ? options.output_dir + "/tensorboard" : options.tensorboard_dir;
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<RunLogger>> open_run_log(const RunLogOptions& options) {
   TRAINKIT_RETURN_IF_ERROR(Fs::posix().create_directories(options.output_dir).status());
@@ -13,10 +22,8 @@ absl::StatusOr<std::unique_ptr<RunLogger>> open_run_log(const RunLogOptions& opt
   TRAINKIT_ASSIGN_OR_RETURN(auto jsonl, JsonlLogger::open(options.output_dir + "/metrics.jsonl"));
   run->add(std::move(jsonl));
   if (options.use_tensorboard) {
-    const bool own_place = options.tensorboard_dir.empty();
-    TRAINKIT_ASSIGN_OR_RETURN(auto tensorboard, TensorBoardLogger::open(own_place ? options.output_dir + "/tensorboard"
-                                                                                  : options.tensorboard_dir,
-                                                                        options.settings, options.run_id));
+    TRAINKIT_ASSIGN_OR_RETURN(auto tensorboard,
+                              TensorBoardLogger::open(tensorboard_dir(options), options.settings, options.run_id));
     run->add(std::move(tensorboard));
   }
   if (options.use_wandb) {
@@ -28,6 +35,16 @@ absl::StatusOr<std::unique_ptr<RunLogger>> open_run_log(const RunLogOptions& opt
   }
   TRAINKIT_RETURN_IF_ERROR(run->rewind(options.resume_step));
   return run;
+}
+
+absl::Status try_run_log(const RunLogOptions& options) {
+  const std::string metrics = options.output_dir + "/metrics.jsonl";
+  if (Fs::posix().exists(metrics)) TRAINKIT_RETURN_IF_ERROR(detail::AppendFile::open(metrics).status());
+  if (options.use_tensorboard) {
+    const std::string folder = tensorboard_dir(options);
+    if (const int error = detail::try_folder(folder)) return detail::storage_error(folder, "cannot be written", error);
+  }
+  return options.use_wandb ? WandbLogger::check(options.wandb) : absl::OkStatus();
 }
 
 }  // namespace trainkit

@@ -42,4 +42,8 @@ struct RunLogOptions {
 /// Exit code 6 if a file is not writable, 2 if W&B does not start (see WandbLogger::create).
 absl::StatusOr<std::unique_ptr<RunLogger>> open_run_log(const RunLogOptions& options);
 
+/// Tries what open_run_log does, for a dry run, and returns its error: the folders, an existing metrics.jsonl, W&B.
+/// Nothing that it creates stays.
+absl::Status try_run_log(const RunLogOptions& options);
+
 }  // namespace trainkit

@@ -8,7 +8,6 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
@@ -90,6 +89,8 @@ if start["mode"] == "online" and not has_credentials():
     say(no_credentials=True)
     sys.exit(0)
 say(ready=True)
+if start.pop("only_check"):
+    sys.exit(0)
 try:
     import wandb
     run = wandb.init(**start, settings=wandb.Settings(console="off", disable_git=True, save_code=False))
@@ -146,20 +147,23 @@ std::string random_id() {
 absl::StatusOr<std::string> run_id(const WandbOptions& options) {
   const std::string path = options.dir + "/wandb/run_id";
   std::string id;
-  if (options.resume && std::getline(std::ifstream(path), id) && !id.empty()) return id;
+  const auto stored = options.resume ? Fs::posix().read_file(path, 256) : std::string();
+  if (stored.ok()) id = stored->substr(0, stored->find('\n'));
+  if (!id.empty()) return id;
   id = random_id();
   TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), path, id + "\n"));
   return id;
 }
 
-std::string start_line(const WandbOptions& options, const std::string& id) {
+std::string start_line(const WandbOptions& options, const std::string& id, bool only_check) {
   json config = json::object();
   for (const auto& [name, value] : options.config) {
     const bool secret = mask_secrets(name + "=x") != name + "=x";
     config[escape_text(name)] = secret ? "***" : format_text(value);
   }
-  json start = {{"dir", options.dir}, {"project", options.project}, {"id", id},
-                {"resume", "allow"},  {"mode", options.mode},       {"config", std::move(config)}};
+  json start = {{"dir", options.dir},      {"project", options.project}, {"id", id},
+                {"resume", "allow"},       {"mode", options.mode},       {"config", std::move(config)},
+                {"only_check", only_check}};
   if (!options.name.empty()) start["name"] = options.name;
   return start.dump(-1, ' ', false, json::error_handler_t::replace);
 }
@@ -204,11 +208,33 @@ void reap(pid_t child) {
 
 class WandbLogger::Impl {
  public:
-  Impl(int socket, pid_t child, const WandbOptions& options)
-      : socket_(socket),
-        child_(child),
-        finish_timeout_(options.finish_timeout),
-        log_(options.dir + "/wandb/client.log") {}
+  Impl(int socket, pid_t child, const WandbOptions& options, std::string log)
+      : socket_(socket), child_(child), finish_timeout_(options.finish_timeout), log_(std::move(log)) {}
+
+  /// Starts the client, which writes its output to `log`, and waits for its first answer. With `only_check` it ends
+  /// then.
+  static absl::StatusOr<std::unique_ptr<Impl>> start(const WandbOptions& options, const std::string& id,
+                                                     const std::string& log, bool only_check) {
+    int ends[2];
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+      return client_error(std::string("cannot create a socket for the W&B client: ") + std::strerror(errno),
+                          "ulimit -n");
+    }
+    const std::string python = interpreter(options);
+    pid_t child = 0;
+    const int failed = spawn_client(python, ends[1], log, child);
+    ::close(ends[1]);
+    if (failed != 0) {
+      ::close(ends[0]);
+      return usage_error("cannot start Python for the W&B client: " + std::string(std::strerror(failed)), python,
+                         "install python3 and `pip install wandb`, or set TRAINKIT_PYTHON to an interpreter");
+    }
+    auto impl = std::make_unique<Impl>(ends[0], child, options, log);
+    impl->send(start_line(options, id, only_check));
+    TRAINKIT_RETURN_IF_ERROR(impl->wait_until_ready(python));
+    impl->closed_ = only_check;
+    return impl;
+  }
 
   ~Impl() {
     close().IgnoreError();
@@ -332,24 +358,13 @@ WandbLogger::~WandbLogger() = default;
 absl::StatusOr<std::unique_ptr<WandbLogger>> WandbLogger::create(const WandbOptions& options) {
   TRAINKIT_RETURN_IF_ERROR(Fs::posix().create_directories(options.dir + "/wandb").status());
   TRAINKIT_ASSIGN_OR_RETURN(const std::string id, run_id(options));
-
-  int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
-    return client_error(std::string("cannot create a socket for the W&B client: ") + std::strerror(errno), "ulimit -n");
-  }
-  const std::string python = interpreter(options);
-  pid_t child = 0;
-  const int failed = spawn_client(python, ends[1], options.dir + "/wandb/client.log", child);
-  ::close(ends[1]);
-  if (failed != 0) {
-    ::close(ends[0]);
-    return usage_error("cannot start Python for the W&B client: " + std::string(std::strerror(failed)), python,
-                       "install python3 and `pip install wandb`, or set TRAINKIT_PYTHON to an interpreter");
-  }
-  auto impl = std::make_unique<Impl>(ends[0], child, options);
-  impl->send(start_line(options, id));
-  TRAINKIT_RETURN_IF_ERROR(impl->wait_until_ready(python));
+  TRAINKIT_ASSIGN_OR_RETURN(auto impl,
+                            Impl::start(options, id, options.dir + "/wandb/client.log", /*only_check=*/false));
   return std::unique_ptr<WandbLogger>(new WandbLogger(std::move(impl)));
+}
+
+absl::Status WandbLogger::check(const WandbOptions& options) {
+  return Impl::start(options, "dry-run", "/dev/null", /*only_check=*/true).status();
 }
 
 void WandbLogger::log(const LogRecord& record) { impl_->send(to_json(record)); }

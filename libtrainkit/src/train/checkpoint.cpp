@@ -241,14 +241,18 @@ absl::StatusOr<CheckpointPath> resolve_checkpoint(const std::string& spec, const
   const auto not_found = [&](const std::string& where, const std::string& problem, const std::string& hint = {}) {
     Error error = checkpoint_error("ckpt.none", where, problem);
     error.hint = hint;
-    error.field = "--resume";
-    error.got = spec;
-    error.expected = "latest, a run's folder, its checkpoints/, or one step-...";
+    error.expected = "a run's folder, its checkpoints/, or one step-...";
     return to_status(error, absl::StatusCode::kNotFound);
+  };
+  // Whether there is no such folder; one that cannot be read is an error of its own.
+  const auto is_missing = [](const absl::Status& status) {
+    // Also a file, a path below one, a name that is too long.
+    return absl::IsNotFound(status) || absl::IsFailedPrecondition(status) || absl::IsInvalidArgument(status);
   };
   const auto latest_of = [&](const std::string& path) -> absl::StatusOr<CheckpointPath> {
     const auto folder = fs.open_directory(path);
-    if (!folder.ok()) return not_found(path, "no checkpoint found");
+    if (is_missing(folder.status())) return not_found(path, "no checkpoint found");
+    if (!folder.ok()) return as_weights(folder.status());
     TRAINKIT_ASSIGN_OR_RETURN(const int64_t step, latest_step(*folder));
     return CheckpointPath{.folder = path, .step = step};
   };
@@ -257,19 +261,23 @@ absl::StatusOr<CheckpointPath> resolve_checkpoint(const std::string& spec, const
   const auto [parent, name] = split_path(spec);
   if (const auto step = parse_step(name)) {
     for (const std::string& folder : {parent, own}) {
-      if (fs.open_directory(folder + "/" + name).ok()) return CheckpointPath{.folder = folder, .step = *step};
+      const auto opened = fs.open_directory(folder + "/" + name);
+      if (opened.ok()) return CheckpointPath{.folder = folder, .step = *step};
+      if (!is_missing(opened.status())) return as_weights(opened.status());
       if (spec.find('/') != std::string::npos) break;  // a path is not searched for in output_dir
     }
     return not_found(spec, "no such checkpoint");
   }
   if (name == kLatestFile && !fs.open_directory(spec).ok()) return latest_of(parent);  // RUN/checkpoints/latest
-  if (fs.open_directory(spec + "/" + kFolder).ok()) return latest_of(spec + "/" + kFolder);
+  const std::string inside = spec + "/" + kFolder;
+  if (!is_missing(fs.open_directory(inside).status())) return latest_of(inside);
   if (spec.ends_with(".pt") || spec.ends_with(".pth")) {
     return not_found(spec, "a PyTorch file, not a checkpoint of this library",
                      "--init_from " + spec + " starts a new run with its weights");
   }
   const auto folder = fs.open_directory(spec);
-  if (!folder.ok()) return not_found(spec, "no such folder");
+  if (is_missing(folder.status())) return not_found(spec, "no such folder");
+  if (!folder.ok()) return as_weights(folder.status());
   const auto steps = list_steps(*folder);
   if (folder->type_of(kLatestFile).ok() || (steps.ok() && !steps->empty())) return latest_of(spec);
   return not_found(spec, "contains no checkpoint");

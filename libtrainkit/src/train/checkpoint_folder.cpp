@@ -94,7 +94,7 @@ absl::Status with_hint(const Directory& folder, int64_t step, const absl::Status
   auto error = error_of(status);
   if (!error || !error->hint.empty()) return status;
   const auto older = newest_valid_step(folder, step - 1);
-  error->hint = older ? fmt::format("{0} is valid: --resume {1}/{0}", step_name(*older), folder.path())
+  error->hint = older ? fmt::format("{0} is valid: use {1}/{0}", step_name(*older), folder.path())
                       : "no older checkpoint is valid";
   return to_status(*error, status.code());
 }

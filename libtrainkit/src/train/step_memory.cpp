@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/allocation_guard.h"
 #include "core/gpu_operations.h"
 #include "core/skipped_products.h"
 #include "distributed/gradient_hook.h"
@@ -245,6 +246,7 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
   const DeviceReplicatorOptions buckets;  // with DDP's sizes
   TORCH_CHECK_VALUE(batch_size >= 1 && micro_batches >= 1, "a step of ", micro_batches, " micro-batches of ",
                     batch_size, " rows");
+  const detail::AllocationGuard allocation_guard;
   const GeneratorGuard generator_guard;
   const detail::GpuOperations operations(recipe.for_gpu, recipe.has_gpu_kernels);
   const detail::SkippedProducts skipped_products(recipe.for_gpu);
@@ -306,6 +308,7 @@ absl::StatusOr<double> time_step(const StepRecipe& recipe, at::Device device, in
   constexpr int kTimed = 3, kMostWarmUps = 20;
   TORCH_CHECK_VALUE(batch_size >= 1 && micro_batches >= 1, "a step of ", micro_batches, " micro-batches of ",
                     batch_size, " rows");
+  const detail::AllocationGuard allocation_guard;
   const GeneratorGuard generator_guard;
   const EmptyCacheGuard empty_cache_guard(device);
   TRAINKIT_ASSIGN_OR_RETURN(const Batch rows, read_batch(recipe.dataset, batch_size));

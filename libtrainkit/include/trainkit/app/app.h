@@ -150,6 +150,9 @@ class App {
   virtual absl::Status resolve_options(const ConfigParser& parser, RunOptions& run, const MachineInfo& machine);
   /// Checks rules between flags.
   virtual absl::Status check_options(const ConfigParser& parser, const RunOptions& run) const;
+  /// The mode that the flags ask for instead of training ("with --sample"), for ConfigParser::check_used. run_instead()
+  /// must then return an exit code.
+  virtual std::optional<ProgramMode> mode_instead() const;
   /// Does something else than training (`--sample`) and returns the exit code; nullopt continues with training.
   virtual absl::StatusOr<std::optional<int>> run_instead(const RunOptions& run, at::Device device);
   /// Number of runs in a row (seeds, folds), and the settings of each; see in_own_folder().
@@ -240,8 +243,9 @@ struct TrainedRun {
 };
 
 /// A command that uses a trained run: `trainkit-hsi predict RUN --cube scene.mat`. The words after its name are RUN,
-/// then further words, then flags. Every flag of the trainer is allowed and overrides a setting of the run; flags of
-/// devices do not come from the run.
+/// then further words, then flags. A flag of the trainer that is used by the command (it is in `flags`, or
+/// OptionSpec::modes has the name, or modes::kRun, kDevice or kRows) overrides a setting of the run, any other is
+/// refused (cli.unused); flags of devices do not come from the run.
 struct RunCommand {
   std::string name;
   /// One line, also the description in --help of the command.
@@ -253,8 +257,10 @@ struct RunCommand {
   std::vector<std::string> flags = {};
   /// Adds the command's own flags. May be empty.
   std::function<void(ConfigParser& parser)> add_flags = {};
-  /// Whether the command uses one device; --help then omits the flags of several.
+  /// Whether the command uses one device: the flags of several and of the loader are refused. `on_cpu`: whether it
+  /// always computes in fp32 on the CPU, so that those of the device are too.
   bool one_device = false;
+  bool on_cpu = false;
   /// Runs the command and returns the exit code. It must not write into the run's folder.
   std::function<absl::StatusOr<int>(TrainedRun& run)> body;
 };
@@ -320,6 +326,9 @@ RunOptions in_own_folder(const RunOptions& run, const std::string& name);
 /// Returns mean and sample standard deviation (divisor n - 1) of each metric of several runs: "oa" and "oa_std", ... A
 /// metric that a run lacks, the recall of a class without test pixels, is averaged over the other runs.
 Metrics mean_and_deviation(const std::vector<Metrics>& runs);
+
+/// Returns the checkpoint that --resume names. Errors: those of resolve_checkpoint, with the flag.
+absl::StatusOr<CheckpointPath> resumed_checkpoint(const RunOptions& run);
 
 /// Checks that the run to continue was trained on data with this digest (TrainingTask::data_digest). OK without
 /// --resume, and if one of the digests is unknown. run_app() calls it after App::open. A trainer whose open() writes

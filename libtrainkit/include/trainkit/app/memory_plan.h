@@ -85,7 +85,8 @@ inline constexpr int64_t kCudaReserveBytes = int64_t{512} << 20;
 ///
 /// With --no-plan_memory nothing is recorded unless auto or choose_segments need it. The plan does not depend on the
 /// time that the recording takes. The first rank plans for all ranks. Errors: kUsage for flags that contradict each
-/// other; exit code 7 if auto finds that not even one row fits; those of record_step_memory.
+/// other; exit code 7 if auto finds that not even one row fits, or if the run is on the CPU and a step needs more
+/// memory than is free, since Linux would kill it; those of record_step_memory.
 absl::StatusOr<MemoryPlan> plan_memory(const ConfigParser& parser, RunOptions& run, const MachineInfo& machine,
                                        StepRecipe recipe, Placement& placement);
 

@@ -135,6 +135,21 @@ struct RunOptions {
   int64_t plan_devices = 0;
 };
 
+/// What a trainer is asked to do: the names in OptionSpec::modes of its flags. A command on a trained run also has its
+/// own name, such as "predict", as a mode.
+namespace modes {
+/// Training, also of a resumed run; a dry run, which checks all that training uses.
+inline constexpr char kTrain[] = "train";
+/// --make_demo_data.
+inline constexpr char kDemoData[] = "demo_data";
+/// Each command on a trained run.
+inline constexpr char kRun[] = "run";
+/// Those that compute on the device that the user chooses (all but export).
+inline constexpr char kDevice[] = "device";
+/// Those that compute rows of a data set, on several devices if the user likes.
+inline constexpr char kRows[] = "rows";
+}  // namespace modes
+
 /// Adds a flag for every member of RunOptions, bound to `options`, with aliases and bounds.
 void add_run_flags(ConfigParser& parser, RunOptions& options);
 
@@ -206,7 +221,7 @@ c10::ScalarType resolve_precision(const RunOptions& options, c10::Device device)
 int resolve_num_workers(const RunOptions& options, const DevicePlan& plan,
                         const MachineInfo& machine = MachineInfo::here());
 
-/// Prepares `options.output_dir` for a run; writes nothing in a dry run.
+/// Prepares `options.output_dir` for a run. A dry run only tries to write there, and leaves nothing.
 ///
 /// A folder with a checkpoint requires --resume or --overwrite, one with a finished run --overwrite (else kUsage). A
 /// new run, with --overwrite too, replaces only files that an earlier run in this folder is known to have written:

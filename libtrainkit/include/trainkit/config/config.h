@@ -46,6 +46,15 @@ enum class PathKind {
   kOutput,  ///< An output path. In a file it may not contain "..": absolute, or below the file's folder.
 };
 
+/// Another option that an option needs to have an effect. Values are written as on the command line; a flag without a
+/// value is "true" or "false".
+struct OptionNeed {
+  std::string option;
+  /// It must have one of these values, or, if `excludes`, none of them.
+  std::vector<std::string> values;
+  bool excludes = false;
+};
+
 /// Help text and validation rules of an option. Every member is optional.
 struct OptionSpec {
   /// Description: one sentence.
@@ -71,6 +80,18 @@ struct OptionSpec {
   bool required = false;
   /// An action, not a setting: not allowed in a file and omitted from to_yaml().
   bool flag_only = false;
+  /// Modes of the program that use the option; any if empty. And the options that it needs, all of them. See
+  /// ConfigParser::check_used.
+  std::vector<std::string> modes = {};
+  std::vector<OptionNeed> needs = {};
+};
+
+/// What a command line asks a program to do, see ConfigParser::check_used.
+struct ProgramMode {
+  /// An option is used if one of these is among its modes.
+  std::vector<std::string> names;
+  /// How an error calls it: "with --sample".
+  std::string text;
 };
 
 /// Option names and values as text, for presets and late defaults: {{"batch_size", "8"}, {"gpu_ids", "0,1"}}.
@@ -210,6 +231,23 @@ class ConfigParser {
   void add_remark(std::string_view name, std::string_view remark) const;
   /// Replaces the help of an option, such as one that has another meaning in a subcommand.
   void set_help(std::string_view name, std::string help);
+  /// Replaces OptionSpec::modes of an option, such as one that this program uses in fewer modes than others do.
+  void set_modes(std::string_view name, std::vector<std::string> modes);
+
+  /// Refuses a flag of the command line that has no effect (cli.unused, exit code 2): the program is in another mode
+  /// than OptionSpec::modes, or an option that it needs has another value. Only flags are checked: a preset, a file and
+  /// the run to continue may have settings for other modes. A flag with its default value, and --no-<flag>, need no
+  /// other option. `resolved` replaces values that are known only now ("auto"). Call it after parse() and the late
+  /// defaults.
+  absl::Status check_used(const ProgramMode& mode, const Settings& resolved = {}) const;
+  /// Returns where each option is used, in the order of add(), without the built-in ones: the table that check_used()
+  /// follows.
+  struct OptionUse {
+    std::string name;
+    std::vector<std::string> modes;
+    std::vector<OptionNeed> needs;
+  };
+  std::vector<OptionUse> uses() const;
 
   /// Returns the path of --config; empty if it was not given.
   const std::string& config_file() const;
@@ -246,6 +284,8 @@ class ConfigParser {
   absl::Status apply_run_file(const std::string& path);
   absl::Status check_fixed() const;
   absl::Status check_complete() const;
+  /// Refuses relative paths of flags if the working folder has been deleted.
+  absl::Status check_paths() const;
   absl::StatusOr<Request> parse_question(const std::vector<std::string>& arguments, size_t at);
   /// Returns an error about the value of `option`, naming the value's source.
   absl::Status blame(const detail::Option& option, const char* id, detail::Fault fault) const;
@@ -260,19 +300,22 @@ class ConfigParser {
 ///   add("dropout", &options.dropout, {.help = "Share of values dropped.", .min = 0, .max = 0.99});
 class OptionGroup {
  public:
-  /// `parser` must outlive this object.
-  OptionGroup(ConfigParser& parser, std::string heading) : parser_(parser), heading_(std::move(heading)) {}
+  /// `parser` must outlive this object. `modes` are those of options that name none.
+  OptionGroup(ConfigParser& parser, std::string heading, std::vector<std::string> modes = {})
+      : parser_(parser), heading_(std::move(heading)), modes_(std::move(modes)) {}
 
   /// Calls ConfigParser::add with `heading` as spec.group.
   template <class T>
   void operator()(const std::string& name, T* variable, OptionSpec spec) const {
     spec.group = heading_;
+    if (spec.modes.empty()) spec.modes = modes_;
     parser_.add(name, variable, std::move(spec));
   }
 
  private:
   ConfigParser& parser_;
   std::string heading_;
+  std::vector<std::string> modes_;
 };
 
 }  // namespace trainkit

@@ -150,6 +150,9 @@ class WandbLogger final : public Logger {
   ///   online without credentials                      (hint: wandb login, or WANDB_MODE=offline)
   /// Exit code 6: `dir` is not writable.
   static absl::StatusOr<std::unique_ptr<WandbLogger>> create(const WandbOptions& options);
+  /// Returns the error of create(), without the one of `dir`: starts the client, which ends before it connects. Writes
+  /// nothing.
+  static absl::Status check(const WandbOptions& options);
   /// Calls close() and ignores its error.
   ~WandbLogger() override;
 

@@ -123,8 +123,8 @@ struct CheckpointPath {
 };
 
 /// Finds the checkpoint for `--resume <spec>`: `latest` (of `output_dir`), a run folder, its `checkpoints/` or the file
-/// `latest` in it, or one `step-…`, given by path or, inside `output_dir`, by name. Takes no lock. An error (exit code
-/// 5, kNotFound) names `spec` and the path that was searched.
+/// `latest` in it, or one `step-…`, given by path or, inside `output_dir`, by name. Takes no lock. Errors (exit code
+/// 5) name the path that was searched: kNotFound, or another code for a folder that cannot be read.
 absl::StatusOr<CheckpointPath> resolve_checkpoint(const std::string& spec, const std::string& output_dir,
                                                   const Fs& fs = Fs::posix());
 
