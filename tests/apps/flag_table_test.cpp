@@ -25,7 +25,7 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-struct Trainer {
+struct TrainerModes {
   std::function<std::unique_ptr<App>()> make;
   /// Its commands, each with its modes other than its name.
   std::map<std::string, Names> commands;
@@ -36,8 +36,8 @@ struct Trainer {
 const Names kRows = {modes::kRun, modes::kDevice, modes::kRows}, kOneDevice = {modes::kRun, modes::kDevice},
             kOnCpu = {modes::kRun};
 
-const std::map<std::string, Trainer>& trainers() {
-  static const std::map<std::string, Trainer> all = {
+const std::map<std::string, TrainerModes>& trainer_modes() {
+  static const std::map<std::string, TrainerModes> all = {
       {"transformer",
        {[] { return std::make_unique<transformer::TransformerApp>(); }, {{"evaluate", kRows}}, {"sample"}}},
       {"hsi", {[] { return std::make_unique<hsi::HsiApp>(); }, {{"predict", kRows}, {"export", kOnCpu}}}},
@@ -50,7 +50,7 @@ const std::map<std::string, Trainer>& trainers() {
 
 /// A trainer's command line.
 struct Line {
-  explicit Line(const Trainer& trainer) : app(trainer.make()) {
+  explicit Line(const TrainerModes& trainer) : app(trainer.make()) {
     app->set_defaults(run);
     add_run_flags(parser, run);
     app->add_flags(parser);
@@ -60,7 +60,7 @@ struct Line {
   ConfigParser parser{{.name = "trainer"}};
 };
 
-bool is_parsed(const Trainer& trainer, const Names& words, std::string& expected) {
+bool is_parsed(const TrainerModes& trainer, const Names& words, std::string& expected) {
   Line line(trainer);
   const absl::Status status = line.parser.parse(words).status();
   if (const auto error = error_of(status)) expected = error->expected;
@@ -68,7 +68,7 @@ bool is_parsed(const Trainer& trainer, const Names& words, std::string& expected
 }
 
 /// A flag with a value that it accepts: of a choice, the first that the error for another value names.
-Names example(const Trainer& trainer, const std::string& name, const Names& not_among = {}) {
+Names example(const TrainerModes& trainer, const std::string& name, const Names& not_among = {}) {
   std::string expected;
   for (const char* value : {"", "2", "64", "0.5", "cpu", "0 1"}) {
     Names words = {"--" + name};
@@ -88,7 +88,7 @@ Names example(const Trainer& trainer, const std::string& name, const Names& not_
 }
 
 /// The words that meet the needs of a flag.
-Names met_needs(const Trainer& trainer, const std::vector<OptionNeed>& needs) {
+Names met_needs(const TrainerModes& trainer, const std::vector<OptionNeed>& needs) {
   Names words;
   for (const OptionNeed& need : needs) {
     if (!need.excludes && need.values.front().empty()) continue;  // not given
@@ -127,7 +127,7 @@ std::string empty_run(const TempDir& dir) {
 
 TEST_CASE("Every flag of every trainer says in which modes it is used, and no flag names a mode that does not exist",
           "[tool][flags]") {
-  for (const auto& [name, trainer] : trainers()) {
+  for (const auto& [name, trainer] : trainer_modes()) {
     Line line(trainer);
     std::set<std::string> known = {modes::kTrain, modes::kDemoData, modes::kRun, modes::kDevice, modes::kRows}, seen;
     known.insert(trainer.modes.begin(), trainer.modes.end());
@@ -143,7 +143,7 @@ TEST_CASE("Every flag of every trainer says in which modes it is used, and no fl
 }
 
 TEST_CASE("In each mode a flag that is used is accepted, and any other is refused in one line", "[tool][flags]") {
-  for (const auto& [name, trainer] : trainers()) {
+  for (const auto& [name, trainer] : trainer_modes()) {
     Names modes_of_trainer = {modes::kTrain, modes::kDemoData};
     modes_of_trainer.insert(modes_of_trainer.end(), trainer.modes.begin(), trainer.modes.end());
     for (const auto& use : Line(trainer).parser.uses()) {
@@ -197,7 +197,7 @@ TEST_CASE("A flag without the option that it needs is refused, with the option",
       {"hsi", {"--train_ratio", "0.5", "--split", "split.json"}, "--split", "--split random or disjoint"},
       {"hsi", {"--dropout", "0.1"}, "with --model cnn2d", "--model mlp or hybridsn"}};
   for (const auto& [name, words, problem, expected] : cases) {
-    Line line(trainers().at(name));
+    Line line(trainer_modes().at(name));
     REQUIRE(line.parser.parse(words).ok());
     const absl::Status status = line.parser.check_used({{modes::kTrain}, "in training"});
     check_refusal(status, words.front(), problem);
@@ -208,7 +208,7 @@ TEST_CASE("A flag without the option that it needs is refused, with the option",
 TEST_CASE("Settings of a preset or a file are no flags: those without effect are accepted", "[tool][flags]") {
   const TempDir dir;
   std::ofstream(dir / "run.yaml") << "patience: 3\nlora_alpha: 4\n";
-  Line file(trainers().at("gpt2rec")), preset(trainers().at("emotion"));
+  Line file(trainer_modes().at("gpt2rec")), preset(trainer_modes().at("emotion"));
   REQUIRE(file.parser.parse({"--config", dir / "run.yaml"}).ok());
   CHECK(file.parser.check_used({{modes::kDemoData}, "with --make_demo_data"}) == absl::OkStatus());
   REQUIRE(preset.parser.parse({"--preset", "audio_only"}).ok());
@@ -218,7 +218,7 @@ TEST_CASE("Settings of a preset or a file are no flags: those without effect are
 TEST_CASE("Each command on a run uses a flag of its trainer or refuses it", "[tool][flags]") {
   const TempDir dir;
   const std::string run = empty_run(dir);
-  for (const auto& [name, trainer] : trainers()) {
+  for (const auto& [name, trainer] : trainer_modes()) {
     const auto uses = Line(trainer).parser.uses();
     for (const auto& [command, more] : trainer.commands) {
       for (const auto& use : uses) {

@@ -25,7 +25,7 @@ using Words = std::vector<std::string>;
 constexpr char kMine[] = "text of the user\n";
 
 /// A trainer, the flags of a run of a few steps, and the files of its own.
-struct Trainer {
+struct TestedTrainer {
   std::string program;
   Words flags;
   std::vector<std::string> files;
@@ -39,7 +39,7 @@ class World {
     return made;
   }
 
-  std::vector<Trainer> trainers() const {
+  std::vector<TestedTrainer> trainers() const {
     return {{"trainkit-transformer",
              {"--input", dir / "text.txt", "--hidden_dim", "16", "--n_layers", "1", "--block_size", "16",
               "--batch_size", "4", "--grad_accum_steps", "1", "--sample_tokens", "5"},
@@ -64,7 +64,7 @@ class World {
     return run_to_end(program, words, dir.path().string());
   }
 
-  Ended train(const Trainer& trainer, const std::string& output_dir, Words more = {}) const {
+  Ended train(const TestedTrainer& trainer, const std::string& output_dir, Words more = {}) const {
     more.insert(more.end(), trainer.flags.begin(), trainer.flags.end());
     if (std::find(more.begin(), more.end(), "--max_steps") == more.end()) more.insert(more.end(), {"--max_steps", "2"});
     more.insert(more.end(), {"--output_dir", output_dir, "--save_every", "2", "--log_every", "1", "--eval_every", "2",
@@ -83,7 +83,7 @@ class World {
          {std::pair("trainkit-hsi", "hsi"), {"trainkit-gpt2rec", "rec"}, {"trainkit-emotion", "emotion"}}) {
       check(start(program, {"--make_demo_data", dir / folder}));
     }
-    for (const Trainer& trainer : trainers()) check(train(trainer, run_of(trainer.program)));
+    for (const TestedTrainer& trainer : trainers()) check(train(trainer, run_of(trainer.program)));
   }
 
   static void check(const Ended& ended) {
@@ -115,7 +115,7 @@ void check_refused(const std::string& program, const Words& words, const std::st
 
 TEST_CASE("Each file that a trainer leaves is known as its own", "[apps][foreign_files]") {
   const World& world = World::get();
-  for (const Trainer& trainer : world.trainers()) {
+  for (const TestedTrainer& trainer : world.trainers()) {
     const std::string run = world.run_of(trainer.program);
     const trainkit::detail::RunFiles files(run, trainer.files);
     CAPTURE(trainer.program);
@@ -136,7 +136,7 @@ TEST_CASE("Each file that a trainer leaves is known as its own", "[apps][foreign
 TEST_CASE("A new run of a trainer replaces no file of the user in its folder", "[apps][foreign_files]") {
   const World& world = World::get();
   const TempDir dir;
-  for (const Trainer& trainer : world.trainers()) {
+  for (const TestedTrainer& trainer : world.trainers()) {
     const std::string name = trainer.files.front();
     Words flags = {"--overwrite", "--output_dir", dir / trainer.program};
     flags.insert(flags.end(), trainer.flags.begin(), trainer.flags.end());
@@ -166,7 +166,7 @@ TEST_CASE("--config in the folder of a new run is refused", "[apps][foreign_file
 TEST_CASE("A prepared text replaces no file in --data_dir", "[apps][foreign_files]") {
   const World& world = World::get();
   const TempDir dir;
-  Trainer trainer = world.trainers()[0];
+  TestedTrainer trainer = world.trainers()[0];
   const std::string data = dir / "data";
   put(data + "/corpus.txt");
   put(data + "/validation.txt");
@@ -198,7 +198,7 @@ TEST_CASE("Runs that share --tensorboard_dir keep each other's event files", "[a
     }
     return files;
   };
-  const Trainer trainer = world.trainers()[0];
+  const TestedTrainer trainer = world.trainers()[0];
   const auto train = [&](const std::string& run, Words more = {}) {
     more.insert(more.end(), {"--tensorboard_dir", shared});
     const Ended ended = world.train(trainer, dir / run, more);
@@ -251,7 +251,7 @@ TEST_CASE("A command replaces no file of the user", "[apps][foreign_files]") {
   fs::copy(hsi, dir / "run", fs::copy_options::recursive);
   check_refused("trainkit", {"report", dir / "run"}, put(dir / "run/report.html", "<!doctype html>\n<html>mine"));
   put(dir / "folder/mine");
-  for (const Trainer& trainer : world.trainers()) {
+  for (const TestedTrainer& trainer : world.trainers()) {
     const Ended ended = world.start(trainer.program, {"--make_demo_data", dir / "folder"});
     CHECK(ended.code == 2);
   }
@@ -289,7 +289,7 @@ TEST_CASE("A command replaces its own earlier output, or any with --overwrite", 
 TEST_CASE("The cache of clips replaces no file of the user", "[apps][foreign_files]") {
   const World& world = World::get();
   const TempDir dir;
-  const Trainer trainer = world.trainers()[3];
+  const TestedTrainer trainer = world.trainers()[3];
   const Ended ended = world.train(trainer, dir / "run", {"--cache_dir", dir / "cache"});
   INFO(ended.errors);
   REQUIRE(ended.code == 0);

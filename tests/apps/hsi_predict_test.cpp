@@ -122,7 +122,8 @@ TEST_CASE("predict uses this machine's devices, not those of the run, and flags 
   CHECK(fp16.code == 2);
   CHECK(fp16.errors.find("fp16 needs a GPU") != std::string::npos);
   const Ended other = predict("other", {"--device", "cpu", "--model", "mlp"});
-  CHECK(other.code == 5);
+  CHECK(other.code == 2);
+  CHECK(other.errors.find("error[cli.unused] --model: has no effect in trainkit-hsi predict") != std::string::npos);
   CHECK_FALSE(fs::exists(place.dir / "other"));
 }
 

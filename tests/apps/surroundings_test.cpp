@@ -88,17 +88,26 @@ TEST_CASE("A model above the memory limit is out of memory") {
 
 TEST_CASE("A step that needs more memory than the machine has is out of memory, not killed") {
   const TempDir dir;
-  std::ofstream(dir / "text.txt") << std::string(20'000, 'a') << "bcdefgh";
-  // 19,000 rows of 120 MiB
+  {
+    std::ofstream text(dir / "text.txt");
+    for (int i = 0; i < 2500; ++i) text << std::string(8'000, static_cast<char>('a' + i % 2));
+  }
+  // A million rows of 2 MiB.
   const std::string command = std::string(TRAINKIT_BIN_DIR) + "/trainkit-transformer --device cpu --input " +
                               (dir / "text.txt") + " --output_dir " + (dir / "run") +
-                              " --hidden_dim 256 --n_heads 2 --n_layers 8 --block_size 1024 --batch_size 18000"
-                              " --no-drop_last 2> " +
+                              " --hidden_dim 256 --n_heads 2 --n_layers 8 --block_size 16 --batch_size 1000000 2> " +
                               (dir / "err");
   const int status = std::system(command.c_str());
   INFO(read_text(dir / "err"));
   CHECK(WEXITSTATUS(status) == 7);
-  CHECK_THAT(read_text(dir / "err"), Catch::Contains("error[memory.plan] batch_size: a step of 18000 rows needs more"));
+  CHECK_THAT(read_text(dir / "err"), Catch::Contains("error[memory.plan] batch_size: a step of 1000000 rows needs"));
+}
+
+TEST_CASE("A model that the machine has no memory for is out of memory, not killed") {
+  const Run run("", "--device cpu", "", "--hidden_dim 262144 --n_layers 2");
+  INFO(run.errors);
+  CHECK(run.code == 7);
+  CHECK_THAT(run.errors, Catch::Contains("not enough memory on this machine"));
 }
 
 TEST_CASE("Every program starts in a folder that was deleted, and a relative path is an error that says so") {

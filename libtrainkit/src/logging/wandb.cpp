@@ -89,7 +89,7 @@ if start["mode"] == "online" and not has_credentials():
     say(no_credentials=True)
     sys.exit(0)
 say(ready=True)
-if start.pop("only_check"):
+if start.pop("only_check", False):
     sys.exit(0)
 try:
     import wandb
@@ -161,9 +161,9 @@ std::string start_line(const WandbOptions& options, const std::string& id, bool 
     const bool secret = mask_secrets(name + "=x") != name + "=x";
     config[escape_text(name)] = secret ? "***" : format_text(value);
   }
-  json start = {{"dir", options.dir},      {"project", options.project}, {"id", id},
-                {"resume", "allow"},       {"mode", options.mode},       {"config", std::move(config)},
-                {"only_check", only_check}};
+  json start = {{"dir", options.dir}, {"project", options.project}, {"id", id},
+                {"resume", "allow"},  {"mode", options.mode},       {"config", std::move(config)}};
+  if (only_check) start["only_check"] = true;
   if (!options.name.empty()) start["name"] = options.name;
   return start.dump(-1, ' ', false, json::error_handler_t::replace);
 }
