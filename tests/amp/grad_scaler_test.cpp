@@ -161,17 +161,18 @@ TEST_CASE("GradScaler: abandon() discards an iteration that will be retried") {
 }
 
 TEST_CASE("Two optimizers share a GradScaler: one overflow lowers the scale and skips that optimizer only") {
+  const bool first_overflows = GENERATE(true, false);
   Problem p;
   at::Tensor other = torch::ones({3}).requires_grad_();
   SGD second({.lr = 0.5});
   second.add_param_group({.params = {{"other", other}}});
-  p.backward(kInfinity);
-  p.scaler.scale(other.sum()).backward();
+  p.backward(first_overflows ? kInfinity : 1.0);
+  p.scaler.scale((other * (first_overflows ? 1.0 : kInfinity)).sum()).backward();
   p.scaler.step(p.optimizer);
   p.scaler.step(second);
   p.scaler.update();
-  CHECK(p.weight[0].item<double>() == 1.0);
-  CHECK(other[0].item<double>() == 0.5);
+  CHECK((p.weight[0].item<double>() == 1.0) == first_overflows);
+  CHECK(other[0].item<double>() == (first_overflows ? 0.5 : 1.0));
   CHECK(p.scale() == 32768);
 }
 
@@ -232,8 +233,8 @@ TEST_CASE("GradScaler: a state saved in the middle and loaded before or after th
   const auto gradient = [](int step) { return step % 11 == 3 ? kInfinity : 1.0 + step; };
   Problem whole({.init_scale = 512, .growth_interval = 4});
   Problem first({.init_scale = 512, .growth_interval = 4});
-  for (int step = 0; step < 30; ++step) whole.iterate(gradient(step));
-  for (int step = 0; step < 14; ++step) first.iterate(gradient(step));
+  // Step 14 overflows, and the steps until 17 are counted towards the next growth.
+  for (int step = 0; step < 17; ++step) first.iterate(gradient(step)), whole.iterate(gradient(step));
   Problem second;
   if (warm) second.iterate(2.0);
   const StateDict saved = first.scaler.state_dict();
@@ -242,8 +243,12 @@ TEST_CASE("GradScaler: a state saved in the middle and loaded before or after th
   }
   CHECK(saved.size() == 5);
   REQUIRE(second.scaler.load_state_dict(saved).ok());
-  for (int step = 14; step < 30; ++step) second.iterate(gradient(step));
-  CHECK(test::same_state(second.scaler.state_dict(), whole.scaler.state_dict()));
+  CHECK(test::same_state(second.scaler.state_dict(), saved));
+  for (int step = 17; step < 30; ++step) {
+    second.iterate(gradient(step));
+    whole.iterate(gradient(step));
+    CHECK(test::same_state(second.scaler.state_dict(), whole.scaler.state_dict()));
+  }
 }
 
 TEST_CASE("GradScaler refuses an invalid state and stays unchanged") {

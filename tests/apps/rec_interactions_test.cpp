@@ -86,6 +86,12 @@ TEST_CASE("80/10/10 rounds as RecBole does and depends on the seed only", "[apps
       CHECK(std::count(parts.begin(), parts.end(), "TVS"[part]) == expected[k][part]);
     }
   }
+  // The last training row of a user stays in training.
+  std::vector<std::array<int64_t, 4>> rows = {{0, 0, 5, 1}, {0, 1, 5, 1}};
+  for (int64_t item = 0; item < 5; ++item) rows.push_back({1, item, 5, 1});
+  const Interactions few = filter_ratings(make(rows)).value();
+  const auto of_two = parts_of(few, make_split(few, {.mode = "ratio", .seed = 3}).value(), 0);
+  CHECK((of_two == "TS" || of_two == "ST"));
   const Interactions data = dense(20, 20);
   const Split split = make_split(data, {.mode = "ratio", .seed = 3}).value();
   CHECK((split.parts == make_split(data, {.mode = "ratio", .seed = 3})->parts));

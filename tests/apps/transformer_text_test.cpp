@@ -70,6 +70,15 @@ TEST_CASE("A run trains on a field of JSON lines, continues on them, and refuses
   const Ended scored = run_texts(place, {"evaluate", place.dir / "run", "--input", file});
   INFO(scored.output << scored.errors);
   CHECK(scored.code == 0);
+  write(place.dir / "two.jsonl", "{\"body\": \"the\"}\n{\"body\": \"the\"}\n");
+  const Ended two = run_texts(place, {"evaluate", place.dir / "run", "--input", place.dir / "two.jsonl"});
+  INFO(two.output << two.errors);
+  const auto number = [&](const std::string& name) {
+    return std::stod(two.output.substr(two.output.find(name) + name.size()));
+  };
+  // Predicted are 5 bytes, of all but the first character, and the ends of the documents.
+  CHECK(number("\ntokens ") == 7);
+  CHECK(number("\nbits per byte ") == Approx(number("\nloss ") / std::log(2.0) * 7 / 5).epsilon(1e-4));
   const auto files = files_of(place.dir / "run");
   write(file, json_lines("body", 2));
   const Ended refused = resume();

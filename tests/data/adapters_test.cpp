@@ -229,6 +229,12 @@ TEST_CASE("CachedDataset stays within its memory limit", "[data][adapters]") {
   CHECK(reads == 100 + 90 + 90);
 }
 
+TEST_CASE("CachedDataset keeps no row with a memory limit of 0", "[data][adapters]") {
+  const CachedDataset cached(numbers(0, 3), {.max_bytes = 0});
+  for (int again = 0; again < 2; ++again) CHECK(read(cached, {2, 0}) == std::vector<int64_t>{2, 0});
+  CHECK(cached.cached_rows() == 0);
+}
+
 TEST_CASE("CachedDataset does not cache a row that could not be read", "[data][adapters]") {
   std::atomic<bool> broken{true};
   auto dataset = hooked(10, [&](const RowKey& key) {

@@ -169,6 +169,8 @@ TEST_CASE("A cache that is truncated while it is open gives correct rows", "[dat
   const auto rows = std::make_shared<Counted>(100);
   const auto cached = open(rows, folder / "rows");
   REQUIRE(cached->build(1).status() == absl::OkStatus());
+  const bool rows_are_checked = GENERATE(false, true);  // the digest of a row is compared in its first read
+  for (int64_t i = 0; rows_are_checked && i < 100; ++i) row_of(*cached, i);
   std::filesystem::resize_file(folder / "rows", 20'000);
   for (int64_t i = 0; i < 100; ++i) CHECK(row_of(*cached, i) == row_of(Counted(100), i));
 }

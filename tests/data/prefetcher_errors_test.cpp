@@ -217,6 +217,19 @@ TEST_CASE("Ranks have equally many batches if one of them could not read any row
   CHECK(sizes[1] == std::vector<int64_t>{2, 2, 2, 1});
 }
 
+TEST_CASE("Padding rows that cannot be read are not counted as padding", "[data][prefetcher]") {
+  // Rank 3 of 4 reads rows 3, 7 and, as padding, 1.
+  const int64_t bad = GENERATE(1, 7);
+  const auto dataset = hooked(10, [&](const RowKey& key) {
+    if (key.index == bad) throw std::runtime_error("unreadable");
+  });
+  const DistributedSampler share(SequentialSampler(10), {.rank = 3, .world_size = 4, .tail = UnevenTail::kPad});
+  auto loader = Prefetcher::create(dataset, share, {.batch_size = 3, .on_error = OnError::kSkip}).value();
+  const Batch batch = *loader->next().value();
+  CHECK(batch.size() == 2);
+  CHECK(batch.padding_rows() == (bad == 1 ? 0 : 1));
+}
+
 // Reads whole batches and refuses those with a bad row.
 class Bulk final : public Dataset {
  public:

@@ -75,6 +75,13 @@ TEST_CASE("An array in Fortran order is read with the right elements", "[io][npy
   CHECK(at::equal(read_npy(folder / "f.npy").value(), torch::tensor({{1, 3, 5}, {2, 4, 6}}, torch::kByte)));
 }
 
+TEST_CASE("Every byte of a bool array except 0 reads as true", "[io][npy]") {
+  const test::TempDir folder;
+  write_bytes(folder / "f.npy",
+              npy("{'descr': '|b1', 'fortran_order': False, 'shape': (3,), }", std::string("\0\1\2", 3)));
+  CHECK(at::equal(read_npy(folder / "f.npy")->view(torch::kByte), torch::tensor({0, 1, 1}, torch::kByte)));
+}
+
 TEST_CASE("Every prefix of a NumPy file is refused", "[io][npy]") {
   const test::TempDir folder;
   REQUIRE(write_npy(folder / "f.npy", torch::arange(6)).ok());

@@ -101,6 +101,8 @@ TEST_CASE("A broken archive is refused with the location and the reason", "[io][
       {"beyond the entries", patched(good, third + 42, u32(static_cast<uint32_t>(at.directory))), "belong to no entry"},
       {"CRC of the pickle", patched(good, at.directory + 16, u32(1)), "data.pkl: is damaged: its CRC differs"},
       {"CRC of a storage", patched(good, third + 16, u32(1)), "data/0: is damaged: its CRC differs"},
+      {"no CRC of the last entry", patched(good, good.find("PK\1\2", third + 4) + 16, u32(0)),
+       "version: is damaged: its CRC differs"},
   };
   for (const auto& row : rows) {
     CAPTURE(row.name);
@@ -140,6 +142,39 @@ TEST_CASE("A broken archive is refused with the location and the reason", "[io][
     CAPTURE(row.name);
     write_zip(path, row.entries);
     CHECK_THAT(error_of_file(path), Catch::Contains(row.says));
+  }
+}
+
+TEST_CASE("Only a data descriptor may follow an entry, with or without signature, with sizes of 32 or 64 bits",
+          "[io][torch_file]") {
+  TempDir dir;
+  const std::string path = dir / "w.pt";
+  write_zip(path, archive_of(pickled_a(sound_tensor()), {kFour}));
+  const std::string good = read_bytes(path);
+  const ZipPlaces at(good);
+  for (const size_t length : {12, 16, 20, 24, 4, 28}) {
+    CAPTURE(length);
+    std::string bytes = good;
+    const auto add = [&](size_t place, auto number) {
+      std::memcpy(&number, &bytes[place], sizeof number);
+      number = static_cast<decltype(number)>(number + length);
+      std::memcpy(&bytes[place], &number, sizeof number);
+    };
+    bytes =
+        patched(patched(bytes, 6, little_endian<uint16_t>(0x808)), at.directory + 8, little_endian<uint16_t>(0x808));
+    size_t header = 0;
+    for (size_t next = at.directory; (next = bytes.find("PK\1\2", next + 4)) != std::string::npos;) {
+      if (header == 0) std::memcpy(&header, &bytes[next + 42], 4);
+      add(next + 42, uint32_t{});
+    }
+    add(at.end64 + 48, uint64_t{});
+    add(at.locator + 8, uint64_t{});
+    add(at.end + 16, uint32_t{});
+    bytes.insert(header, length, '\1');
+    write_bytes(path, bytes);
+    const std::string error = error_of_file(path);
+    INFO(error);
+    CHECK((length >= 12 && length <= 24 ? error.empty() : error.find("belong to no entry") != std::string::npos));
   }
 }
 

@@ -50,6 +50,16 @@ TEST_CASE("The remainder of a large block is not split off if it is 1 MiB or les
   CHECK(device.now().reserved_bytes == 12 * kMebibyte);
 }
 
+TEST_CASE("The remainder of a small block is split off down to 512 bytes") {
+  CachingAllocatorModel device;
+  device.allocate(kMebibyte);
+  CHECK(device.now().allocated_bytes == kMebibyte);
+  device.allocate(kMebibyte - 512);
+  CHECK(device.now().allocated_bytes == 2 * kMebibyte - 512);
+  device.allocate(512);
+  CHECK(device.now().reserved_bytes == 2 * kMebibyte);
+}
+
 TEST_CASE("Adjacent free blocks are merged, in any order of freeing") {
   for (const std::vector<size_t>& order : {std::vector<size_t>{0, 1, 2}, {2, 1, 0}, {0, 2, 1}, {1, 0, 2}}) {
     CachingAllocatorModel device;

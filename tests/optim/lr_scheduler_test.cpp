@@ -157,8 +157,23 @@ TEST_CASE("Plateau and schedule combine: the metric lowers the base that the fac
   CHECK(scheduler.lr() == 0.125);
 }
 
+TEST_CASE("A relative threshold counts only a change by that share of the best value as an improvement") {
+  const bool maximize = GENERATE(false, true);
+  ScheduleProblem p;
+  LRScheduler scheduler(p.optimizer, constant_lr(), PlateauOptions{.threshold = 0.1, .maximize = maximize});
+  const auto best_after = [&](double metric) {
+    scheduler.step_metric(metric);
+    return std::get<double>(scheduler.state_dict().at("best"));
+  };
+  CHECK(best_after(1.0) == 1.0);
+  CHECK(best_after(maximize ? 1.05 : 0.95) == 1.0);
+  const double better = maximize ? 1.2 : 0.8;
+  CHECK(best_after(better) == better);
+}
+
 TEST_CASE("LRScheduler: a state saved in the middle gives the same bits, loaded before or after the optimizer's") {
   const bool capturable = GENERATE(false, true);
+  const int middle = GENERATE(28, 35);  // in the cooldown; after a bad value
   const PlateauOptions plateau{.factor = 0.5, .patience = 2, .cooldown = 1};
   const auto schedule = create_schedule({.name = "cosine", .total_steps = 60, .warmup_steps = 5}).value();
   const auto train = [](ScheduleProblem& p, LRScheduler& scheduler, int from, int to) {
@@ -173,7 +188,7 @@ TEST_CASE("LRScheduler: a state saved in the middle gives the same bits, loaded 
   LRScheduler whole_scheduler(whole.optimizer, schedule, plateau);
   train(whole, whole_scheduler, 0, 50);
   LRScheduler first_scheduler(first.optimizer, schedule, plateau);
-  train(first, first_scheduler, 0, 31);
+  train(first, first_scheduler, 0, middle);
   LRScheduler second_scheduler(second.optimizer, schedule, plateau);
   {
     const at::NoGradGuard no_grad;
@@ -183,7 +198,7 @@ TEST_CASE("LRScheduler: a state saved in the middle gives the same bits, loaded 
   REQUIRE(second.optimizer.load_state_dict(first.optimizer.state_dict()).ok());
   REQUIRE(second_scheduler.load_state_dict(first_scheduler.state_dict()).ok());
   CHECK(second.optimizer.group_lrs() == first.optimizer.group_lrs());
-  train(second, second_scheduler, 31, 50);
+  train(second, second_scheduler, middle, 50);
   CHECK(whole_scheduler.base_lr() < 0.5);
   CHECK(torch::equal(second.a, whole.a));
   CHECK(torch::equal(second.b, whole.b));

@@ -38,8 +38,11 @@ TEST_CASE("An optimizer's state saved in the middle and loaded gives the bits of
     halves.vector.copy_(whole.vector);
   }
   const auto second = make(kind);
-  second->add_param_groups(halves.groups());
+  std::vector<ParamGroup> groups = halves.groups();
+  groups[1].lr_multiple = groups[1].weight_decay.emplace(0.75);  // everything here differs from the state
+  second->add_param_groups(groups);
   second->set_lr(77);
+  second->step_unless(torch::ones({}));  // skipped
   REQUIRE(second->load_state_dict(saved).ok());
   for (int step = 11; step < 25; ++step) {
     for (const auto& [model, optimizer] : {std::pair(&whole, first.get()), std::pair(&halves, second.get())}) {

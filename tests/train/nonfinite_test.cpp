@@ -233,6 +233,26 @@ TEST_CASE("A rollback restores the weights of the last checkpoint and continues 
   REQUIRE(found != watched.first_rows.end());
   CHECK(equal(watched.before[found - watched.first_rows.begin()], watched.before[4]));
   CHECK_THAT(watched.lines, Catch::Contains("rolled back from step 7 to the weights of step 4"));
+  const StateDict last = load_checkpoint_state(resolve_checkpoint("latest", folder.path()).value()).value();
+  CHECK(get_state<std::vector<int64_t>>(last, "rows.counts").value() == std::vector<int64_t>{12 * kBatch});
+}
+
+TEST_CASE("Rollbacks to the same checkpoint end the run at max_nonfinite, but not those to later ones",
+          "[train][nonfinite]") {
+  const int64_t second = GENERATE(6, 9);  // batch 4 is step 5; from the checkpoint of step 4, batch 9 is step 9
+  const TempDir folder;
+  auto devices = norm_net();
+  auto loader = in_order(rows_with_inf(12, {4, second}));
+  Watched watched;
+  auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}),
+                                 {.max_epochs = 1,
+                                  .on_nonfinite = OnNonfinite::kRollback,
+                                  .max_nonfinite = 2,
+                                  .save_every = 4,
+                                  .output_dir = folder.path().string()})
+                     .value();
+  const absl::Status status = trainer.fit(*loader, watching_loss(watched)).status();
+  CHECK((status.ok() ? ExitCode::kOk : exit_code(status)) == (second == 6 ? ExitCode::kNumerics : ExitCode::kOk));
 }
 
 TEST_CASE("A rollback restores the best model too", "[train][nonfinite]") {

@@ -200,6 +200,25 @@ TEST_CASE("Out of memory on one of two replicas gives the same bits as the step 
   }
 }
 
+TEST_CASE("A first step that is retried in parts agrees on the weight unit of the parts", "[train][out_of_memory]") {
+  const auto unit = [](int64_t split, int failing_call) {
+    Training training({.grad_accum_steps = 2}, /*replicas=*/2);
+    training.step.set_split(split);
+    std::atomic<int> calls = 0;
+    const LossFunction loss = make_loss_function([&](BatchNormNet& model, const Batch& batch) {
+      if (++calls == failing_call) C10_THROW_ERROR(OutOfMemoryError, "no memory");
+      LossOutput output = net_loss(model, batch);
+      output.weight = batch["x"].square().sum().item<double>();
+      return output;
+    });
+    for (const uint64_t seed : {1, 2}) training.step.accumulate(random_batch(kRows, seed), loss);
+    training.step.finish();
+    CHECK(training.step.split() == 2);
+    return training.step.weight_unit();
+  };
+  CHECK(unit(1, /*failing_call=*/3) == unit(2, 0));  // in the second micro-batch
+}
+
 TEST_CASE("A step that fits only in parts is split until it fits, and later steps keep the split",
           "[train][out_of_memory]") {
   BudgetAllocator& memory = BudgetAllocator::instance();

@@ -1,4 +1,6 @@
-// Reductions of ranks in uncommon orders: incomplete windows, unused parameters, several replicators.
+// Reductions of ranks in uncommon orders: incomplete windows, unused parameters, retries, several replicators.
+#include <fmt/format.h>
+
 #include "../distributed/rank_threads.h"
 #include "sharded_net.h"
 #include "test_util.h"
@@ -129,6 +131,37 @@ TEST_CASE("With unused parameters, accumulation and incomplete windows ranks tra
       CHECK(weights[rank][i].allclose(one[i], 1e-5, 1e-6));
     }
   }
+}
+
+TEST_CASE("Requests to stop and to save in a step that is retried are agreed on after it",
+          "[train][train_step][ranks]") {
+  std::vector<std::string> agreed(2);
+  const auto texts = on_ranks(2, [&](ProcessGroup& ranks) -> absl::Status {
+    try {
+      const auto rank = static_cast<size_t>(ranks.rank());
+      const auto devices =
+          DeviceReplicator::create([] { return BranchNet(); }, {.device = at::kCPU, .process_group = unowned(ranks)})
+              .value();
+      SGD optimizer(kSgd);
+      TrainStep step(*devices, optimizer, {});
+      if (rank == 1) {
+        step.request_stop(15);
+        step.request_save();
+      }
+      bool fails = rank == 0;
+      const LossFunction loss = [&](BranchNetImpl& net, const Batch& batch) {
+        if (std::exchange(fails, false)) C10_THROW_ERROR(OutOfMemoryError, "no memory");
+        return net.loss(batch["x"], true);
+      };
+      step(batch_of(rows_of(0, 0, rank)), loss);
+      agreed[rank] = fmt::format("split {}, stop {}, save {}", step.split(), step.agreed_stop(), step.agreed_save());
+      return absl::OkStatus();
+    } catch (...) {
+      return status_from_current_exception();
+    }
+  });
+  CHECK(texts == std::vector<std::string>(2, "ok"));
+  CHECK(agreed == std::vector<std::string>(2, "split 2, stop 15, save true"));
 }
 
 TEST_CASE("Several sharded replicators over one process group train side by side", "[train][sharding]") {

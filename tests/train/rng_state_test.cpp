@@ -1,7 +1,11 @@
+#include "../distributed/rank_threads.h"
 #include "test_util.h"
+#include "train/run_generators.h"
+#include "trainkit/core/status.h"
 #include "trainkit/train/checkpoint.h"
 
 using namespace trainkit;
+using test::on_ranks;
 
 TEST_CASE("The default generators draw the same numbers after their state is restored", "[train][rng_state]") {
   torch::manual_seed(3);
@@ -45,4 +49,21 @@ TEST_CASE("Generator states of unused devices are mapped to the devices in use",
   const at::Tensor first = torch::randn({10});
   REQUIRE(load_default_generator_state(state) == absl::OkStatus());
   CHECK(torch::equal(torch::randn({10}), first));
+}
+
+TEST_CASE("A resumed rank draws from its own generator", "[train][rng_state][ranks]") {
+  const auto state_of = [](uint64_t seed) { return at::make_generator<at::CPUGeneratorImpl>(seed).get_state(); };
+  const StateDict saved = {{"rng.cpu", state_of(1)}, {"rng_ranks", at::stack({state_of(1), state_of(2)})}};
+  at::Tensor loaded;
+  const auto texts = on_ranks(2, [&](ProcessGroup& ranks) -> absl::Status {
+    const DeviceReplicatorOptions options{.device = at::kCPU, .process_group = {&ranks, [](ProcessGroup*) {}}};
+    TRAINKIT_ASSIGN_OR_RETURN(const auto devices,
+                              DeviceReplicator::create([] { return torch::nn::Linear(1, 1); }, options));
+    if (ranks.rank() == 0) return absl::OkStatus();  // both have the generator of this process
+    TRAINKIT_RETURN_IF_ERROR(trainkit::detail::load_generators(saved, *devices, 0));
+    loaded = std::get<at::Tensor>(default_generator_state().at("cpu"));
+    return absl::OkStatus();
+  });
+  CHECK(texts == std::vector<std::string>{"ok", "ok"});
+  CHECK(at::equal(loaded, state_of(2)));
 }

@@ -276,3 +276,10 @@ TEST_CASE("Buckets give every rank about the same number of parameters and cut n
   CHECK(std::count(seen.begin(), seen.end(), 1) == static_cast<int64_t>(seen.size()));
   if (ranks <= 4) CHECK(static_cast<double>(places) < 1.1 * static_cast<double>(numbers));
 }
+
+TEST_CASE("The parts of a bucket hold all of it, whatever the number of ranks", "[train][sharding]") {
+  // 17 * 16 numbers are fewer than 288.
+  const auto buckets = trainkit::detail::divide_parameters({at::empty({288})}, {0}, 17, 1 << 16, 1 << 19);
+  REQUIRE(buckets.size() == 1);
+  CHECK(buckets[0].part == 32);
+}

@@ -10,8 +10,9 @@ using namespace trainkit::test;
 
 namespace {
 
-/// Weights after one process has trained on all rows of each step.
-std::vector<at::Tensor> weights_of_one_process(const DeviceReplicatorOptions& options = {}) {
+/// Weights after one process has trained on all rows of each step. Adds the losses of the steps to `losses`.
+std::vector<at::Tensor> weights_of_one_process(const DeviceReplicatorOptions& options = {},
+                                               std::vector<double>* losses = nullptr) {
   const auto devices = DeviceReplicator::create(
                            [] {
                              torch::manual_seed(1);
@@ -21,7 +22,10 @@ std::vector<at::Tensor> weights_of_one_process(const DeviceReplicatorOptions& op
                            .value();
   SGD optimizer({.lr = 0.1});
   TrainStep train(*devices, optimizer, {.grad_clip = 1.0});
-  for (int64_t step = 1; step <= kRankSteps; ++step) train(rank_batch(step, 0, 1), rank_loss);
+  for (int64_t step = 1; step <= kRankSteps; ++step) {
+    const StepMetrics metrics = train(rank_batch(step, 0, 1), rank_loss);
+    if (losses) losses->push_back(metrics.loss.item<double>());
+  }
   for (int64_t copy = 1; copy < devices->weight_copies(); ++copy) {
     for (size_t i = 0; i < devices->module()->parameters().size(); ++i) {
       CHECK(devices->module(copy)->parameters()[i].equal(devices->module()->parameters()[i]));
@@ -53,7 +57,8 @@ TEST_CASE("Losses of unequal weight on several replicas give the step of one pro
 
 TEST_CASE("Losses of unequal weight on several ranks give the step of one process with all rows",
           "[train][train_step][ranks]") {
-  const auto one = weights_of_one_process();
+  std::vector<double> losses;
+  const auto one = weights_of_one_process({}, &losses);
   for (const std::string& scenario : std::vector<std::string>{"plain", "accumulate"}) {
     for (const int count : {2, 4}) {
       INFO(scenario << " on " << count << " ranks");
@@ -64,6 +69,13 @@ TEST_CASE("Losses of unequal weight on several ranks give the step of one proces
         REQUIRE(job.wait(rank) == 0);
         CHECK(job.out(rank) == job.out(0));  // the loss is averaged over all ranks
         check_close(weights_of(folder, rank), one);
+      }
+      std::istringstream lines(job.out(0));
+      for (const double expected : losses) {
+        std::string word;
+        double step = 0, loss = 0;
+        lines >> word >> step >> word >> loss;
+        CHECK(loss == Approx(expected).epsilon(1e-4));
       }
     }
   }

@@ -1,8 +1,11 @@
 // A run that was stopped and resumed has the results of an uninterrupted run.
 #include <signal.h>
 
+#include <atomic>
+
 #include "loop_util.h"
 #include "test_util.h"
+#include "train/run_state.h"
 #include "trainer_run.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/optim/sgd.h"
@@ -140,6 +143,62 @@ TEST_CASE("A resumed run keeps the learning rate of its checkpoint and logs the 
   CHECK(fit(3e-2, options) == kept);
   REQUIRE(logger.lines.size() == 1);
   CHECK_THAT(logger.lines[0], Catch::Contains("checkpoint's learning rate 0.01; 0.03 is ignored"));
+}
+
+TEST_CASE("A resumed run counts the rows of all ranks of its checkpoint", "[train][trainer][resume]") {
+  const TempDir dir;
+  TrainerOptions options = base_options(dir / "run", 8);
+  REQUIRE(run(options).ok());
+  {
+    auto contents = load_checkpoint({.folder = dir / "run/checkpoints", .step = 8}).value();
+    contents.state["rows.digests"] = std::vector<int64_t>{1, 2};
+    contents.state["rows.counts"] = std::vector<int64_t>{100, 20};
+    REQUIRE(CheckpointStore::open(dir / "run").value().save(8, contents).ok());
+  }
+  options.resume = "latest";
+  options.max_steps = 9;
+  REQUIRE(run(options).ok());
+  const StateDict state = load_checkpoint_state({.folder = dir / "run/checkpoints", .step = 9}).value();
+  CHECK(get_state<std::vector<int64_t>>(state, "rows.counts").value() == std::vector<int64_t>{128});
+}
+
+TEST_CASE("A resumed run continues with the loss scale of its checkpoint", "[train][trainer][resume]") {
+  const TempDir dir;
+  const auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
+  const auto loader = tiny_loader(8, 4);
+  SGD optimizer({.lr = 1e-2});
+  optimizer.add_param_groups(default_param_groups(*devices->module()));
+  const auto parts = [&](GradScaler& scaler) { return RunParts{*devices, optimizer, nullptr, scaler, *loader}; };
+  GradScaler saved({.init_scale = 8}), resumed;
+  RunProgress progress{.step = 3};
+  REQUIRE(CheckpointStore::open(dir.path()).value().save(3, collect_run(parts(saved), progress, {}, {}).value()).ok());
+  REQUIRE(resume_run("latest", dir.path(), parts(resumed), {}, progress).ok());
+  CHECK(resumed.get_scale().item<double>() == 8);
+}
+
+TEST_CASE("A resumed run keeps the split and the weight unit of its checkpoint", "[train][trainer][resume]") {
+  const TempDir dir;
+  TrainerOptions options{.max_steps = 2, .save_every = 10, .output_dir = dir / "run"};
+  std::atomic<bool> fails = true;
+  const auto fit = [&] {
+    const auto devices = DeviceReplicator::create([] { return TinyNet(); }, {.cpu_replicas = 2}).value();
+    const auto loader = tiny_loader(52, 8);
+    auto trainer = Trainer::create(*devices, SGD({.lr = 1e-2}), options).value();
+    const auto loss = [&](TinyNet& model, const Batch& batch) {
+      if (fails.exchange(false)) C10_THROW_ERROR(OutOfMemoryError, "no memory");
+      return LossOutput(tiny_loss(model, batch), batch["x"].square().sum().item<double>());
+    };
+    const int64_t split = trainer.fit(*loader, loss).value().split;
+    const StateDict state = load_checkpoint_state(resolve_checkpoint("latest", options.output_dir).value()).value();
+    return std::pair(split, get_state<double>(state, "trainer.weight_unit").value());
+  };
+  const auto [split, weight_unit] = fit();
+  CHECK(split == 2);
+  options.max_steps = 4;
+  options.resume = "latest";
+  const auto [split_of_resumed, weight_unit_of_resumed] = fit();
+  CHECK(split_of_resumed == split);
+  CHECK(weight_unit_of_resumed == weight_unit);
 }
 
 TEST_CASE("Resuming without a checkpoint is an error with exit code 5", "[train][trainer][resume]") {
