@@ -28,7 +28,7 @@ struct ProgramStart {
   std::string out = {}, err = {};
 };
 
-namespace detail {
+namespace fast_start {
 
 /// Starts a program in the usual way. `prepared` is the other end of a socket that it inherits, or -1.
 inline pid_t spawn(ProgramStart start) {
@@ -112,22 +112,22 @@ inline std::vector<std::string> key_of(const ProgramStart& start) {
   return key;
 }
 
-}  // namespace detail
+}  // namespace fast_start
 
 /// Starts a program of build/bin as a child of this process. All starts with the same environment but the first one
 /// copy a process that has loaded the program's libraries; TRAINKIT_TEST_FULL and sanitizers load them each time.
 inline pid_t start_program(const ProgramStart& start) {
   static std::mutex mutex;
-  static std::list<detail::PreparedProgram> prepared;
+  static std::list<fast_start::PreparedProgram> prepared;
   static pid_t owner = getpid();
   std::error_code gone;
   const std::string folder = std::filesystem::current_path(gone).string();
   const bool is_own = start.arguments[0].starts_with(TRAINKIT_BIN_DIR "/");
   if (!is_own || gone || owner != getpid() || !PREPARED_MAIN_LIBRARY[0] || std::getenv("TRAINKIT_TEST_FULL")) {
-    return detail::spawn(start);
+    return fast_start::spawn(start);
   }
   const std::lock_guard lock(mutex);
-  const std::vector<std::string> key = detail::key_of(start);
+  const std::vector<std::string> key = fast_start::key_of(start);
   auto found = std::find_if(prepared.begin(), prepared.end(), [&](const auto& one) { return one.serves(key); });
   if (found == prepared.end()) {
     constexpr size_t kMost = 4;
@@ -135,7 +135,7 @@ inline pid_t start_program(const ProgramStart& start) {
     found = prepared.emplace(prepared.end(), start, key);
   }
   const pid_t pid = found->start(start, folder);
-  return pid > 0 ? pid : detail::spawn(start);
+  return pid > 0 ? pid : fast_start::spawn(start);
 }
 
 }  // namespace trainkit::test
