@@ -87,7 +87,9 @@ std::vector<std::string> compare(const Record& ours, const Record& theirs, const
     const double difference = distance(tensor, their);
     double allowed = 0;
     if (tolerance.relative > 0 && !is_exact(name)) {
-      const double scale = std::max(norm_of(their), 1e-6 * std::sqrt(squares[kind_of(name)]));
+      // A gradient that should be 0 (of a bias before BatchNorm) is noise of the others' size.
+      const double noise = tolerance.permuted ? 1 : 1e-6;
+      const double scale = std::max(norm_of(their), noise * std::sqrt(squares[kind_of(name)]));
       allowed = tolerance.relative * std::max(scale, 1e-6);
       if (tolerance.permuted && tolerance.permuted->contains(name)) {
         allowed = std::max(allowed, 4 * distance(their, tolerance.permuted->at(name)));

@@ -321,7 +321,7 @@ class Program:
         parameters = [p for p in optimizers.parameters() if p.requires_grad]
         gradients, total, loss_sum, metric_sum, metric_weight = {}, 0.0, 0.0, 0.0, 0.0
         for batch in batches:
-            if spec["stray_backward"] and optimizers is self.optimizers:
+            if spec["stray_backward"] and optimizers is self.optimizers and batch is batches[0]:
                 self.net(batch["x"], batch["m"])  # its gradients do not count, BatchNorm does
             loss, weight, metric = loss_function(self.net, batch)
             if weight == 0:
@@ -438,7 +438,7 @@ class Program:
                         self.record[f"{place}second/next_lr/{name}"] = optimizer.param_groups[0]["lr"]
                     self.skipped = kept
                 self.record[place + "epoch"], self.record[place + "rows"] = float(self.epoch), float(
-                    self.order.shape[1] if self.at_epoch_end() else self.rows)
+                    -1 if self.at_epoch_end() else self.rows)
                 self.optimizers.set_lr(spec["lr"] * self.schedule(self.applied))
                 self.record_end(place)
                 for name, average in self.averages.items():
@@ -472,7 +472,7 @@ class Program:
 
     def fit_once(self, place, calls):
         spec = self.spec
-        first_step, base = self.step, spec["lr"]
+        first_step, base, self.loss = self.step, spec["lr"], Loss(spec)
         if self.rows > 0 and self.at_epoch_end():
             self.epoch, self.rows = self.epoch + 1, 0
         first_epoch = self.epoch

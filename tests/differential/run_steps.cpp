@@ -2,6 +2,8 @@
 #include <c10/util/Exception.h>
 #include <torch/torch.h>
 
+#include <atomic>
+
 #include "model.h"
 #include "run.h"
 #include "trainkit/optim/lr_scheduler.h"
@@ -93,7 +95,7 @@ class Steps {
     for (int64_t i = 0; i < spec_.accumulate * setup_.micro_batches; ++i) {
       if (i > 0 && loader_->at_epoch_end()) break;
       const Batch batch = next();
-      if (spec_.stray_backward) stray_backward(batch);
+      if (spec_.stray_backward && i == 0) stray_backward(batch);
       step_->accumulate(batch, loss_);
       if (spec_.two_steps) second_batch_ = batch;
     }
@@ -127,7 +129,9 @@ class Steps {
   void put_position(const std::string& place) {
     const StateDict state = loader_->state_dict();
     put(record_, place + "epoch", static_cast<double>(get_state<int64_t>(state, "epoch").value()));
-    put(record_, place + "rows", static_cast<double>(get_state<int64_t>(state, "rows").value()));
+    // With drop_last the end of an epoch has another number on each side.
+    const int64_t rows = get_state<int64_t>(state, "rows").value();
+    put(record_, place + "rows", static_cast<double>(loader_->at_epoch_end() ? -1 : rows));
   }
 
   void evaluate_model(const std::string& place) {

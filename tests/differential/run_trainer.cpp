@@ -90,7 +90,7 @@ class Training {
   /// Called before the loss function in training.
   void on_call(torch::nn::Module& model, const Batch& batch) {
     const std::string place = "call" + std::to_string(calls_++) + "/";
-    if (setup_.replicas == 1 && !setup_.group && setup_.folder.empty() && setup_.micro_batches == 1) {
+    if (spec_.oracle == "torch") {
       put(record_, place + "rows", at::tensor(batch.row_indices(), at::kLong));
       for (const auto& parameter : model.named_parameters()) {
         if (!spec_.tied_head || parameter.key() != "head.weight") {
@@ -121,7 +121,7 @@ class Training {
     if (!offered_.ok()) throw absl::BadStatusOrAccess(offered_);
     put(record_, place + "steps", static_cast<double>(result->steps));
     put(record_, place + "epochs", result->epochs);
-    put(record_, place + "loss", result->loss);
+    if (result->steps_run > 0) put(record_, place + "loss", result->loss);
     put(record_, place + "reason", static_cast<double>(result->reason));
     put(record_, place + "best_step", static_cast<double>(result->best_step));
     for (const auto& [name, value] : result->evaluation) put(record_, place + "evaluation/" + name, value);

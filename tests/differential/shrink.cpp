@@ -28,7 +28,11 @@ std::vector<nlohmann::json> smaller(const nlohmann::json& json) {
     const bool counts = value.is_number_integer() && value > 1 && name != "schedule_steps";
     if (counts && (name == "steps" || name == "rows" || name == "batch_size" || name == "epochs" || name == "at_step" ||
                    name == "evaluation_rows")) {
-      less[name] = value.get<int64_t>() - 1;
+      // A batch is divided among the ranks, or into micro-batches.
+      const std::string oracle = json.value("oracle", "torch");
+      const bool divided = name == "batch_size" && (oracle == "ranks" || oracle == "shards" || oracle == "accumulation");
+      less[name] = value.get<int64_t>() - (divided ? json.value("parts", int64_t{2}) : 1);
+      if (less[name].get<int64_t>() < 1) continue;
       all.push_back(less);
     }
   }
