@@ -241,7 +241,8 @@ void ParameterShards::note_gradient(size_t parameter) {
   if (!reduces_ || std::exchange(is_computed_[parameter], 1)) return;
   if (--bucket.missing == 0) completed_.push_back(number);
   while (sent_ < order_.size() && buckets_[order_[sent_]].missing == 0) send_next(/*contribute=*/true);
-  if (sent_ == order_.size() && on_sent_) std::exchange(on_sent_, nullptr)();
+  // The exchange of agree_on_order() comes first on every rank, also on one that has no loss and calls nothing here.
+  if (sent_ == order_.size() && is_order_known_ && on_sent_) std::exchange(on_sent_, nullptr)();
 }
 
 /// Makes the gradient of a parameter a view of its bucket.

@@ -32,6 +32,12 @@ at::Tensor with_room(const at::Tensor& memory, int64_t numel, const at::TensorOp
   return memory.defined() && memory.numel() >= numel ? memory : at::empty({numel}, options);
 }
 
+/// Returns `memory`, float32, as a matrix with shape and dtype of `like`.
+at::Tensor view_like(const at::Tensor& memory, const at::Tensor& like) {
+  const int64_t floats = like.numel() * like.element_size() / memory.element_size();
+  return memory.narrow(0, 0, floats).view(like.scalar_type()).view(like.sizes());
+}
+
 double rate_factor(const at::Tensor& matrix, bool match_rms_adamw) {
   const auto rows = static_cast<double>(matrix.size(0)), columns = static_cast<double>(matrix.size(1));
   return match_rms_adamw ? 0.2 * std::sqrt(std::max(rows, columns)) : std::sqrt(std::max(1.0, rows / columns));
@@ -110,19 +116,21 @@ std::string Muon::option_problems() const {
 
 void Muon::reserve(const ParamGroup& group) {
   if (!group.orthogonalize) return;
-  int64_t numel = 0, square = 0;
+  int64_t numel = 0, square = 0, floats = 0;
   for (const NamedParameter& parameter : group.params) {
     const at::Tensor& matrix = parameter.tensor;
-    TORCH_CHECK_VALUE(matrix.dim() == 2 && matrix.scalar_type() == at::kFloat && matrix.is_contiguous(),
-                      "Muon: parameter '", parameter.name, "' must be a contiguous float32 matrix");
+    TORCH_CHECK_VALUE(matrix.dim() == 2 && matrix.is_contiguous() &&
+                          (matrix.scalar_type() == at::kFloat || matrix.scalar_type() == at::kDouble),
+                      "Muon: parameter '", parameter.name, "' must be a contiguous float32 or float64 matrix");
     const int64_t side = std::min(matrix.size(0), matrix.size(1));
     numel = std::max(numel, matrix.numel());
     square = std::max(square, side * side);
+    floats = std::max(floats, matrix.numel() * matrix.element_size() / static_cast<int64_t>(sizeof(float)));
   }
   const at::TensorOptions options = group.params.front().tensor.options().requires_grad(false);
   for (at::Tensor& memory : matrices_) memory = with_room(memory, numel, options.dtype(at::kBFloat16));
   for (at::Tensor& memory : squares_) memory = with_room(memory, square, options.dtype(at::kBFloat16));
-  update_ = with_room(update_, numel, options);
+  update_ = with_room(update_, floats, options.dtype(at::kFloat));
 }
 
 void Muon::apply(const FusedArguments& a) {
@@ -153,7 +161,7 @@ at::Tensor Muon::orthogonal(const at::Tensor& update) const {
 void Muon::update_matrix(const FusedArguments& a, size_t i) const {
   const at::Tensor &param = a.params[i], &gradient = a.gradients[i], &buffer = a.state[0][i];
   if (param.numel() == 0) return;  // another rank's
-  at::Tensor update = view(update_, param.size(0), param.size(1));
+  at::Tensor update = view_like(update_, param);
   const at::Tensor skip = a.found_inf ? a.found_inf->to(at::kBool) : at::Tensor();
   if (skip.defined()) {
     at::lerp_out(update, buffer, gradient, 1 - momentum_);

@@ -52,7 +52,8 @@ absl::Status load_default_generator_state(const StateDict& state) {
   std::vector<std::pair<at::Generator*, at::Tensor>> checked;
   for (auto& [name, generator] : here) {
     if (name != "cpu" && !state.contains(name)) continue;  // saved without this device: keep its generator
-    TRAINKIT_ASSIGN_OR_RETURN(const auto saved, get_state<at::Tensor>(state, name));
+    TRAINKIT_ASSIGN_OR_RETURN(auto saved, get_state<at::Tensor>(state, name));
+    saved = saved.clone();  // LibTorch reads a view, such as those of snapshot(), beyond its memory
     try {
       // Tries the state on a copy: set_state throws if the size or the engine's numbers are wrong.
       at::Generator copy = [&, lock = std::lock_guard(generator.mutex())] { return generator.clone(); }();

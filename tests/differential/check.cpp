@@ -1,0 +1,127 @@
+#include "check.h"
+
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <mutex>
+#include <thread>
+
+#include "compare.h"
+#include "free_port.h"
+#include "oracle.h"
+#include "run.h"
+
+namespace trainkit::differential {
+namespace {
+
+/// A folder that is removed at the end of the scope.
+class Folder {
+ public:
+  Folder() {
+    std::string name = (std::filesystem::temp_directory_path() / "differential-XXXXXX").string();
+    if (!::mkdtemp(name.data())) throw std::runtime_error("mkdtemp failed");
+    path_ = name;
+  }
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+/// Runs a program on `count` ranks, each a thread of this process.
+std::vector<Record> run_on_ranks(const Spec& spec, int64_t count, Sharding sharding) {
+  setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);  // c10d has one flight recorder per process
+  const int port = test::free_port();
+  std::vector<Record> records(static_cast<size_t>(count));
+  std::vector<std::thread> threads;
+  for (int64_t rank = 0; rank < count; ++rank) {
+    threads.emplace_back([&, rank] {
+      at::set_num_threads(1);
+      LaunchEnvironment launch;
+      launch.launcher = Launcher::kTorchrun;
+      launch.rank = launch.local_rank = rank;
+      launch.world_size = launch.local_world_size = count;
+      launch.master_port = static_cast<uint16_t>(port);
+      auto group = ProcessGroup::create(launch, {.timeout = std::chrono::seconds(10)});
+      Record& record = records[static_cast<size_t>(rank)];
+      if (!group.ok()) return put(record, "error/" + std::string(group.status().message()), 1);
+      record = run_program(spec, {.group = std::move(*group), .sharding = sharding});
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return records;
+}
+
+double floor_of(const Spec& spec) { return spec.dtype == "float64" ? 1e-7 : spec.dtype == "float32" ? 1e-6 : 1e-2; }
+
+std::vector<std::string> compare_with_torch(const Spec& spec, const Oracle& oracle) {
+  const Record ours = run_program(spec), theirs = oracle.run(spec);
+  if (spec.dtype == "float64") return compare(ours, theirs, {});
+  const Record permuted = oracle.run(spec, /*permuted=*/true);
+  return compare(ours, theirs, {.relative = floor_of(spec), .permuted = &permuted});
+}
+
+std::vector<std::string> compare_ranks(const Spec& spec) {
+  const Sharding sharding = spec.sharding == "optimizer"   ? Sharding::kOptimizer
+                            : spec.sharding == "gradients" ? Sharding::kGradients
+                                                           : Sharding::kNone;
+  const Record one = run_program(spec);
+  const std::vector<Record> ranks = run_on_ranks(spec, spec.parts, sharding);
+  const bool divided = sharding != Sharding::kNone;
+  std::vector<std::string> lines = compare(ranks[0], one, {.relative = floor_of(spec), .only_common = divided});
+  for (size_t rank = 1; rank < ranks.size() && lines.empty(); ++rank) {
+    lines = compare(ranks[rank], ranks[0], {.relative = floor_of(spec), .only_common = divided});
+  }
+  return lines;
+}
+
+/// A run that was stopped, or killed in `folder`, against one that was not.
+std::vector<std::string> compare_resumed(const Spec& spec, const std::string& folder) {
+  if (spec.loop == "step") {
+    return compare(run_program(spec, {.resume_at = spec.at_step}), run_program(spec), {.relative = 0});
+  }
+  const Folder whole, own;
+  const Record undisturbed = run_program(spec, {.folder = whole.path()});
+  const std::string& place = folder.empty() ? own.path() : folder;
+  if (folder.empty()) run_program(spec, {.stop_at = spec.at_step, .folder = place});
+  const Record resumed = run_program(spec, {.stop_at = spec.at_step, .folder = place, .resumes = true});
+  return compare(resumed, undisturbed, {.relative = 0, .only_common = true});
+}
+
+}  // namespace
+
+std::vector<std::string> check(const Spec& spec, const Oracle* oracle, const std::string& folder) {
+  if (spec.oracle == "torch") return oracle ? compare_with_torch(spec, *oracle) : std::vector<std::string>();
+  if (spec.oracle == "ranks" || spec.oracle == "shards") return compare_ranks(spec);
+  if (spec.oracle == "resume") return compare_resumed(spec, folder);
+  const double near = floor_of(spec);
+  if (spec.oracle == "replicas") {
+    const Setup setup{.replicas = spec.parts, .share_weights = !spec.own_weights};
+    return compare(run_program(spec, setup), run_program(spec), {.relative = near});
+  }
+  if (spec.oracle == "accumulation") {
+    return compare(run_program(spec, {.micro_batches = spec.parts}), run_program(spec), {.relative = near});
+  }
+  if (spec.oracle == "retry") {
+    return compare(run_program(spec, {.fail_at = spec.at_step}), run_program(spec, {.split_from = spec.at_step}),
+                   {.relative = 0});
+  }
+  if (spec.oracle == "workers") {
+    Spec alone = spec;
+    alone.workers = 0;
+    return compare(run_program(spec), run_program(alone), {.relative = 0});
+  }
+  return compare(run_program(spec), run_program(spec), {.relative = 0});
+}
+
+void run_until_killed(const Spec& spec, const std::string& folder) {
+  run_program(spec, {.stop_at = spec.at_step, .kills = true, .folder = folder});
+}
+
+}  // namespace trainkit::differential

@@ -1,0 +1,76 @@
+// The loss function of a program.
+#include <torch/torch.h>
+
+#include <utility>
+
+#include "model.h"
+
+namespace trainkit::differential {
+namespace {
+
+/// Losses (N) of rows.
+at::Tensor row_losses(const Spec& spec, const at::Tensor& scores, const at::Tensor& y) {
+  if (spec.loss == "cross_entropy") return at::cross_entropy_loss(scores, y, {}, at::Reduction::None);
+  if (spec.loss == "huber") return at::huber_loss(scores, y.to(scores.scalar_type()), at::Reduction::None, 0.5).mean(1);
+  return (scores - y.to(scores.scalar_type())).square().mean(1);
+}
+
+/// Absolute errors (N) of rows; of classes: 1 - the score's probability.
+at::Tensor row_errors(const Spec& spec, const at::Tensor& scores, const at::Tensor& y) {
+  if (spec.loss != "cross_entropy") return (scores - y).abs().mean(1);
+  return 1 - at::softmax(scores, 1).gather(1, y.unsqueeze(1)).squeeze(1);
+}
+
+struct ProgramLoss {
+  Spec spec;
+  std::vector<at::Tensor>* kept;
+  OnCall on_call;
+  double sign;
+  int64_t calls = 0;
+
+  LossOutput operator()(torch::nn::Module& module, const Batch& batch) {
+    auto& net = *module.as<Net>();
+    const bool trains = at::GradMode::is_enabled();
+    if (trains && on_call) on_call(module, batch);
+    const at::Tensor y = batch["y"], w = batch["w"];
+    if (trains && kept) kept->push_back(y);
+    at::Tensor x = batch["x"];
+    if (spec.penalty && trains) x = x.detach().requires_grad_();
+    const at::Tensor scores = net.forward(x, batch["m"]);
+    at::Tensor losses = row_losses(spec, scores, y);
+    if (spec.penalty && trains) {
+      const at::Tensor slope = torch::autograd::grad({losses.sum()}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
+      losses = losses + 0.1 * slope.flatten(1).square().sum(1);
+    }
+    const bool weighted = !spec.weights.empty();
+    const at::Tensor total = w.sum();
+    const auto mean = [&](const at::Tensor& values) {
+      return weighted ? (values * w).sum() / total : values.mean();
+    };
+    at::Tensor loss = mean(losses);
+    if (spec.state && trains) loss = loss / (1 + 0.25 * static_cast<double>(calls++));
+    LossOutput output(loss * sign);
+    if (weighted) output.weight = total.item<double>();
+    add_metrics(output, net, mean, scores, batch);
+    return output;
+  }
+
+  template <class Mean>
+  void add_metrics(LossOutput& output, Net& net, const Mean& mean, const at::Tensor& scores, const Batch& batch) const {
+    if (spec.metric.empty()) return;
+    const bool present = spec.metric != "sometimes" || batch["m"][0].item<int64_t>() == 1;
+    if (spec.metric == "parameter") {
+      output.metrics.emplace_back("metric", net.named_parameters()["head.weight"].view({-1})[0]);
+    } else if (present) {
+      output.metrics.emplace_back("metric", mean(row_errors(spec, scores.detach(), batch["y"])));
+    }
+  }
+};
+
+}  // namespace
+
+LossFunction make_loss(const Spec& spec, std::vector<at::Tensor>* kept, OnCall on_call, double sign) {
+  return make_loss_function(ProgramLoss{spec, spec.keeps ? kept : nullptr, std::move(on_call), sign});
+}
+
+}  // namespace trainkit::differential

@@ -1,0 +1,30 @@
+#pragma once
+/// Runs a program with Python's PyTorch.
+
+#include <string>
+#include <unistd.h>
+
+#include "record.h"
+#include "spec.h"
+
+namespace trainkit::differential {
+
+/// One lasting Python that runs oracle.py. Calls block.
+class Oracle {
+ public:
+  Oracle(const std::string& python, const std::string& script);
+  ~Oracle();
+  Oracle(const Oracle&) = delete;
+  Oracle& operator=(const Oracle&) = delete;
+
+  /// Runs `spec` with the library's first weights, rows and order of rows. `permuted` changes the order of the rows
+  /// within each batch. An exception in Python becomes an entry "error/<text>".
+  Record run(const Spec& spec, bool permuted = false) const;
+  pid_t pid() const { return pid_; }
+
+ private:
+  pid_t pid_ = -1;
+  int to_ = -1, from_ = -1;
+};
+
+}  // namespace trainkit::differential

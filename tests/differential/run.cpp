@@ -1,0 +1,150 @@
+// Parts that TrainStep and Trainer share.
+#include "run.h"
+
+#include <torch/torch.h>
+
+#include <set>
+
+#include "model.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
+#include "trainkit/optim/adam.h"
+#include "trainkit/optim/lr_scheduler.h"
+#include "trainkit/optim/sgd.h"
+
+namespace trainkit::differential {
+
+void put(Record& record, const std::string& name, double value) { record[name] = at::scalar_tensor(value, at::kDouble); }
+
+void put(Record& record, const std::string& name, const at::Tensor& tensor) {
+  record[name] = tensor.detach().to(at::kCPU, /*non_blocking=*/false, /*copy=*/true).contiguous();
+}
+
+std::unique_ptr<DeviceReplicator> make_devices(const Spec& spec, const Setup& setup) {
+  DeviceReplicatorOptions options{.device = at::kCPU,
+                                  .cpu_replicas = setup.replicas,
+                                  .share_weights = setup.share_weights,
+                                  .process_group = setup.group,
+                                  .sharding = setup.sharding};
+  options.sync_batch_norm = true;
+  if (setup.sharding == Sharding::kNone) options.find_unused_parameters = setup.group != nullptr;
+  return DeviceReplicator::create([&] { return make_net(spec); }, options).value();
+}
+
+namespace {
+
+std::unique_ptr<Optimizer> make_bare_optimizer(const Spec& spec) {
+  if (spec.optimizer == "sgd") {
+    return std::make_unique<SGD>(SGDOptions{.lr = spec.lr,
+                                            .momentum = spec.momentum,
+                                            .weight_decay = spec.weight_decay,
+                                            .nesterov = spec.nesterov && spec.momentum > 0});
+  }
+  const std::array<double, 2> betas{spec.beta1, 0.99};
+  if (spec.optimizer == "adam") {
+    return std::make_unique<Adam>(
+        AdamOptions{.lr = spec.lr, .betas = betas, .eps = spec.eps, .weight_decay = spec.weight_decay});
+  }
+  if (spec.optimizer == "muon") {
+    return std::make_unique<Muon>(MuonOptions{.lr = spec.lr,
+                                              .momentum = spec.momentum,
+                                              .nesterov = spec.nesterov && spec.momentum > 0,
+                                              .weight_decay = spec.weight_decay,
+                                              .betas = betas,
+                                              .eps = spec.eps,
+                                              .selects = [](const std::string& name) { return name != "head.weight"; }});
+  }
+  return std::make_unique<AdamW>(
+      AdamWOptions{.lr = spec.lr, .betas = betas, .eps = spec.eps, .weight_decay = spec.weight_decay});
+}
+
+bool has(const Optimizer& optimizer, const at::Tensor& tensor) {
+  for (const ParamGroup& group : optimizer.param_groups()) {
+    for (const NamedParameter& parameter : group.params) {
+      if (parameter.tensor.is_same(tensor)) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_optimizer(const Spec& spec, DeviceReplicator& devices, int64_t part, int64_t parts) {
+  std::unique_ptr<Optimizer> optimizer = make_bare_optimizer(spec);
+  std::vector<NamedParameter> all = trainable_parameters(*devices.module());
+  const auto count = static_cast<int64_t>(all.size());
+  if (parts > 1) all = {all.begin() + count * part / parts, all.begin() + count * (part + 1) / parts};
+  if (spec.groups == "default" && parts == 1) return optimizer;
+  if (spec.groups != "layers") {
+    optimizer->add_param_group({.params = all});
+    return optimizer;
+  }
+  for (size_t i = 0; i < all.size(); ++i) {
+    ParamGroup group{.params = {all[i]}, .lr_multiple = 1.0 / static_cast<double>(1 + i % 3)};
+    if (i % 2 == 1) group.weight_decay = 0.02;
+    optimizer->add_param_group(std::move(group));
+  }
+  return optimizer;
+}
+
+std::shared_ptr<const LRSchedule> make_schedule(const Spec& spec) {
+  if (spec.schedule.empty()) return nullptr;
+  return create_schedule({.name = spec.schedule,
+                          .total_steps = spec.schedule_steps,
+                          .warmup_steps = spec.warmup,
+                          .min_factor = spec.min_factor,
+                          .period_steps = spec.period,
+                          .period_growth = spec.growth,
+                          .gamma = spec.gamma})
+      .value();
+}
+
+void change_model(const Spec& spec, int64_t step, DeviceReplicator& devices, Optimizer& optimizer) {
+  auto& net = *devices.module()->as<Net>();
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    const LayerSpec& layer = spec.layers[i];
+    if (layer.change_at != step || !net.layer(i) || layer.shares > 0) continue;
+    ParamGroup late;
+    for (const auto& parameter : net.layer(i)->named_parameters()) {
+      at::Tensor tensor = parameter.value();
+      tensor.requires_grad_(!tensor.requires_grad());
+      if (tensor.requires_grad() && !has(optimizer, tensor)) {
+        late.params.push_back({"l" + std::to_string(i) + "." + parameter.key(), tensor});
+      }
+    }
+    if (!late.params.empty()) optimizer.add_param_group(std::move(late));
+  }
+}
+
+void put_state(Record& record, const std::string& place, DeviceReplicator& devices, const Optimizer& optimizer) {
+  std::set<const void*> seen;  // a tied weight counts once, under its first name
+  for (const auto& parameter : devices.module()->named_parameters()) {
+    if (seen.insert(parameter.value().unsafeGetTensorImpl()).second) {
+      put(record, place + "param/" + parameter.key(), parameter.value());
+    }
+  }
+  for (const auto& buffer : devices.module()->named_buffers()) put(record, place + "buffer/" + buffer.key(), buffer.value());
+  if (optimizer.is_sharded()) return;
+  for (const auto& [name, value] : optimizer.state_dict()) {
+    const auto* tensor = std::get_if<at::Tensor>(&value);
+    if (tensor && name.starts_with("state.")) put(record, place + "optimizer/" + name.substr(6), *tensor);
+  }
+  const std::vector<double> rates = optimizer.group_lrs();
+  for (size_t i = 0; i < rates.size(); ++i) {
+    for (const NamedParameter& parameter : optimizer.param_groups()[i].params) {
+      put(record, place + "next_lr/" + parameter.name, rates[i]);
+    }
+  }
+}
+
+Record run_program(const Spec& spec, const Setup& setup) {
+  Record record;
+  try {
+    record = spec.loop == "step" ? run_steps(spec, setup) : run_trainer(spec, setup);
+  } catch (...) {
+    put(record, "error/" + error_line(status_from_current_exception()), 1);
+  }
+  return record;
+}
+
+}  // namespace trainkit::differential

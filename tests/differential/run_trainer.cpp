@@ -1,0 +1,154 @@
+// Trainer::fit.
+#include <signal.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+
+#include "model.h"
+#include "run.h"
+#include "trainkit/core/status.h"
+#include "trainkit/logging/logger.h"
+#include "trainkit/train/checkpoint.h"
+#include "trainkit/train/trainer.h"
+
+namespace trainkit::differential {
+namespace {
+
+/// Records what the Trainer logs.
+class RecordLogger final : public Logger {
+ public:
+  explicit RecordLogger(Record& record) : record_(record) {}
+  void log(const LogRecord& logged) override {
+    const std::string place = logged.split + std::to_string(logged.step) + "/";
+    for (const auto& [name, value] : logged.values) {
+      if (name == "loss" || name == "grad_norm" || name == "metric") put(record_, place + name, value);
+    }
+    put(record_, place + "epoch", logged.epoch);
+    if (logged.split == "train" && !logged.lr.empty()) put(record_, place + "lr", logged.lr.front());
+  }
+  absl::Status flush() override { return absl::OkStatus(); }
+  absl::Status rewind(int64_t step) override {
+    rewound = step;
+    return absl::OkStatus();
+  }
+  int64_t rewound = -1;
+
+ private:
+  Record& record_;
+};
+
+struct Stopped : std::runtime_error {
+  Stopped() : std::runtime_error("stopped, as planned") {}
+};
+
+/// All objects of a run.
+class Training {
+ public:
+  Training(const Spec& spec, const Setup& setup)
+      : spec_(spec),
+        setup_(setup),
+        ranks_(setup.group ? setup.group->world_size() : 1),
+        rank_(setup.group ? setup.group->rank() : 0),
+        devices_(make_devices(spec, setup)),
+        loader_(make_loader(spec, spec.batch_size / ranks_ / setup.micro_batches, rank_, ranks_)),
+        validation_(make_validation(spec, rank_, ranks_)),
+        logger_(record_) {}
+
+  Record operator()() {
+    auto trainer = Trainer::create(*devices_, make_optimizer(spec_, *devices_), options()).value();
+    for (int64_t fit = 0; fit < spec_.fits; ++fit) {
+      if (!fit_once(trainer, "fit" + std::to_string(fit + 1) + "/")) break;
+    }
+    put_state(record_, "end/", *devices_, trainer.optimizer());
+    for (size_t i = 0; i < kept_.size(); ++i) put(record_, "kept/" + std::to_string(i), kept_[i]);
+    if (setup_.resumes && logger_.rewound >= 0) put(record_, "resumed", static_cast<double>(logger_.rewound));
+    return std::move(record_);
+  }
+
+ private:
+  TrainerOptions options() const {
+    TrainerOptions options;
+    options.max_epochs = spec_.epochs;
+    options.max_steps = spec_.steps;
+    options.precision = spec_.dtype == "bfloat16" ? Precision::kBf16 : Precision::kFp32;
+    options.grad_accum_steps = spec_.accumulate * setup_.micro_batches;
+    options.grad_clip = spec_.clip;
+    options.ema_decay = spec_.ema;
+    options.on_nonfinite = spec_.skip_nonfinite ? OnNonfinite::kSkip : OnNonfinite::kFail;
+    options.max_nonfinite = 1000;
+    options.schedule = make_schedule(spec_);
+    if (spec_.plateau > 0) options.plateau = PlateauOptions{.factor = 0.5, .patience = spec_.plateau - 1};
+    options.log_every = 1;
+    options.eval_every = spec_.evaluate_every;
+    options.early_stopping = spec_.early_stopping;
+    options.output_dir = setup_.folder;
+    options.save_every = setup_.folder.empty() ? 0 : 2;
+    if (setup_.resumes && std::filesystem::exists(setup_.folder + "/checkpoints/latest")) options.resume = "latest";
+    return options;
+  }
+
+  /// Called before the loss function in training.
+  void on_call(torch::nn::Module& model, const Batch& batch) {
+    const std::string place = "call" + std::to_string(calls_++) + "/";
+    if (spec_.oracle == "torch") {
+      put(record_, place + "rows", at::tensor(batch.row_indices(), at::kLong));
+      for (const auto& parameter : model.named_parameters()) {
+        if (!spec_.tied_head || parameter.key() != "head.weight") {
+          put(record_, place + "param/" + parameter.key(), parameter.value());
+        }
+      }
+    }
+    if (setup_.stop_at == 0 || calls_ <= (setup_.stop_at - 1) * spec_.accumulate || setup_.resumes) return;
+    if (setup_.kills) ::raise(SIGKILL);
+    throw Stopped();
+  }
+
+  /// Returns whether the fit ended, instead of being stopped as planned.
+  bool fit_once(Trainer& trainer, const std::string& place) {
+    std::unique_ptr<BestModel> best;
+    FitOptions fit{.validation = validation_.get(), .logger = &logger_};
+    if (spec_.best) {
+      best = std::make_unique<BestModel>(
+          BestModel::open(setup_.folder, setup_.resumes ? trainer.options().resume : "", {}).value());
+      fit.on_evaluation = [&](int64_t step, Metrics& metrics) {
+        offered_.Update(best->offer(step, metrics.at("loss"), *devices_->module()));
+      };
+    }
+    const auto result =
+        trainer.fit(*loader_, make_loss(spec_, &kept_, [this](auto& model, const Batch& batch) { on_call(model, batch); }), fit);
+    if (!result.ok() && setup_.stop_at > 0 && !setup_.resumes) return false;
+    if (!result.ok()) throw absl::BadStatusOrAccess(result.status());
+    if (!offered_.ok()) throw absl::BadStatusOrAccess(offered_);
+    put(record_, place + "steps", static_cast<double>(result->steps));
+    put(record_, place + "epochs", result->epochs);
+    if (result->steps_run > 0) put(record_, place + "loss", result->loss);
+    put(record_, place + "reason", static_cast<double>(result->reason));
+    put(record_, place + "best_step", static_cast<double>(result->best_step));
+    for (const auto& [name, value] : result->evaluation) put(record_, place + "evaluation/" + name, value);
+    for (const auto& [name, value] : result->best_evaluation) put(record_, place + "best/" + name, value);
+    put_state(record_, place, *devices_, trainer.optimizer());
+    if (best && !best->restore(*devices_->module()).ok()) put(record_, "error/best", 1);
+    if (best) devices_->synchronize();
+    return true;
+  }
+
+  const Spec& spec_;
+  const Setup& setup_;
+  const int64_t ranks_, rank_;
+  Record record_;
+  std::unique_ptr<DeviceReplicator> devices_;
+  std::unique_ptr<Prefetcher> loader_, validation_;
+  RecordLogger logger_;
+  std::vector<at::Tensor> kept_;
+  absl::Status offered_;
+  std::atomic<int64_t> calls_ = 0;
+};
+
+}  // namespace
+
+Record run_trainer(const Spec& spec, const Setup& setup) {
+  torch::manual_seed(spec.seed + static_cast<uint64_t>(spec.number));
+  return Training(spec, setup)();
+}
+
+}  // namespace trainkit::differential

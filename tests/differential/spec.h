@@ -1,0 +1,100 @@
+#pragma once
+/// A training program as data: what `differential` draws, runs, shrinks and prints.
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace trainkit::differential {
+
+/// A layer of the model. Zero and empty values mean "not used", so that shrinking tends towards them.
+struct LayerSpec {
+  /// linear, conv1d, conv2d, embedding, batch_norm, sync_batch_norm, group_norm, layer_norm, dropout, random_relu, relu,
+  /// tanh.
+  std::string kind = "relu";
+  int64_t out = 0;          ///< output features or channels
+  bool no_bias = false;     ///< of linear and convolutions; weight and bias of norms
+  bool eval = false;        ///< stays in evaluation mode
+  bool frozen = false;      ///< requires_grad is false from the start
+  int64_t change_at = 0;    ///< step before which requires_grad changes; 0: never
+  int64_t shares = 0;       ///< 1 + number of the earlier layer whose module this layer uses
+  bool branch = false;      ///< added to its input, for the rows with m = 1; skipped if a batch has none
+};
+
+struct Spec {
+  uint64_t seed = 0;
+  int64_t number = 0;
+  /// torch: compared with PyTorch. Others: compared with the library itself on one device with the whole batch (replicas,
+  /// ranks, shards, accumulation, retry) or with an undisturbed run (resume, workers, twice).
+  std::string oracle = "torch";
+  std::string loop = "step";  ///< step: TrainStep; trainer: Trainer::fit
+  std::string dtype = "float64";  ///< float64, float32, bfloat16 (autocast)
+
+  std::string input = "vector";  ///< vector, sequence, image, tokens
+  std::vector<LayerSpec> layers;
+  bool tied_head = false;  ///< the last layer uses the embedding's weight
+
+  int64_t rows = 8;
+  int64_t batch_size = 4;
+  bool drop_last = false;
+  std::string sampler = "sequential";  ///< sequential, random, weighted, mixture
+  std::string dataset = "plain";       ///< plain, subset, concat, mapped
+  int64_t workers = 0;
+
+  int64_t steps = 2;
+  int64_t epochs = 0;  ///< of the Trainer; 0: `steps` is its limit
+  int64_t fits = 1;    ///< calls of fit, or schedulers and steps one after the other
+  int64_t accumulate = 1;
+  std::string optimizer = "sgd";  ///< sgd, adam, adamw, muon
+  double lr = 0.05;
+  double momentum = 0;
+  bool nesterov = false;
+  double beta1 = 0.9;
+  double eps = 1e-8;
+  double weight_decay = 0;
+  std::string groups = "default";  ///< default, one, layers (own rates), late (the last layers come later)
+  std::string schedule = "";       ///< empty, or a name of schedule_names()
+  int64_t schedule_steps = 0;
+  int64_t warmup = 0;
+  double min_factor = 0;
+  int64_t period = 0;
+  int64_t growth = 1;
+  double gamma = 0.1;
+  int64_t plateau = 0;  ///< 1 + patience
+  double clip = 0;
+  double ema = 0;
+  bool keep_grads = false;  ///< zero_grad_set_to_none = false
+
+  bool skip_nonfinite = false;
+  std::vector<int64_t> bad_rows;  ///< rows with NaN; negative: infinity in row -1 - i
+
+  std::string loss = "mse";  ///< mse, cross_entropy, huber
+  std::string weights = "";  ///< empty; rows: own weights, some 0; blocks: whole batches of weight 0; scaled
+  bool state = false;        ///< the loss function counts its calls
+  bool keeps = false;        ///< it keeps tensors of its batches
+  bool penalty = false;      ///< it adds a norm of gradients (second derivative)
+  std::string metric = "";   ///< empty, error, sometimes, parameter
+  int64_t evaluate_every = 0;
+  int64_t evaluation_rows = 0;
+  int64_t early_stopping = 0;
+  bool best = false;         ///< keeps the weights of the best evaluation and ends with them
+  bool two_steps = false;    ///< two TrainSteps over one model, each with half of the parameters
+  bool stray_backward = false;  ///< the user's own backward between steps
+
+  int64_t parts = 2;       ///< replicas, ranks or micro-batches of the other side
+  bool own_weights = false;
+  std::string sharding = "";  ///< empty, optimizer, gradients
+  int64_t at_step = 1;        ///< of the failure, kill or resume
+  bool kill = false;          ///< SIGKILL instead of an exception
+};
+
+/// JSON of a spec without the fields that have their default: short enough for a line of a test.
+nlohmann::json to_short_json(const Spec& spec);
+nlohmann::json full_json(const Spec& spec);
+Spec spec_from_json(const nlohmann::json& json);
+
+/// Draws program `number` of `seed`: the same on every platform.
+Spec draw(uint64_t seed, int64_t number);
+
+}  // namespace trainkit::differential
