@@ -73,7 +73,7 @@ LayerSpec draw_layer(Dice& dice, const Spec& spec, const Allowed& allowed, int64
       layer.kind = "tanh";
       break;
     case 8:
-      layer.kind = allowed.random ? dice.one({"dropout", "dropout", "random_relu"}) : "relu";
+      layer.kind = allowed.random ? dice.one({"dropout", "random_relu"}) : "relu";
       break;
     default:
       layer.kind = "relu";
@@ -97,8 +97,8 @@ void draw_layers(Dice& dice, Spec& spec) {
     LayerSpec layer = draw_layer(dice, spec, allowed, width, vector);
     if (layer.out > 0 && spec.tied_head) layer.out = width;  // the head needs the embedding's width
     const bool has_weights = layer.out > 0 || (layer.kind.ends_with("_norm") && !layer.no_bias);
-    if (has_weights && dice.chance(15)) layer.frozen = true;
-    if (has_weights && dice.chance(15)) layer.change_at = dice.between(2, 4);
+    if (has_weights && dice.chance(25)) layer.frozen = true;
+    if (has_weights && dice.chance(25)) layer.change_at = dice.between(2, 4);
     if (layer.kind == "batch_norm" && layer.frozen && dice.chance(60)) layer.eval = true;
     // A layer may use the module of an earlier one of the same kind and width.
     for (size_t j = 0; j < spec.layers.size(); ++j) {
