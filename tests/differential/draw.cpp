@@ -252,6 +252,8 @@ void settle(Spec& spec) {
     if (spec.loop == "trainer" && spec.oracle != "torch") spec.best = false;
   }
   if (spec.oracle == "resume" && spec.loop == "step") spec.fits = 1;
+  // With a smaller one a parameter whose true gradient is 0 (before BatchNorm) is moved by rounding alone.
+  if (low && has_batch_norm) spec.eps = 1e-4;
   if (low && spec.optimizer == "muon" && spec.oracle == "torch") spec.optimizer = "adamw";
 }
 
