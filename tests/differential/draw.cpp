@@ -252,8 +252,12 @@ void settle(Spec& spec) {
     if (spec.loop == "trainer" && spec.oracle != "torch") spec.best = false;
   }
   if (spec.oracle == "resume" && spec.loop == "step") spec.fits = 1;
-  // With a smaller one a parameter whose true gradient is 0 (before BatchNorm) is moved by rounding alone.
-  if (low && has_batch_norm) spec.eps = 1e-4;
+  // With a smaller one a parameter whose true gradient is 0 (before a norm) is moved by rounding alone.
+  const bool has_norm = std::any_of(spec.layers.begin(), spec.layers.end(),
+                                    [](const LayerSpec& layer) { return layer.kind.ends_with("_norm"); });
+  if (low && has_norm) spec.eps = 1e-4;
+  // A batch of one row cannot be retried in parts.
+  if (spec.oracle == "retry" && spec.rows % spec.batch_size == 1) ++spec.rows;
   if (low && spec.optimizer == "muon" && spec.oracle == "torch") spec.optimizer = "adamw";
 }
 

@@ -161,6 +161,7 @@ class Steps {
     step_.reset();
     make();
     for (int64_t step = 1; step <= step_number_; ++step) change_model(spec_, step, *devices_, *optimizer_);
+    make_step();  // with the averages of groups that were added
     const auto check = [](const absl::Status& status) {
       if (!status.ok()) throw absl::BadStatusOrAccess(status);
     };
