@@ -224,7 +224,7 @@ void settle(Spec& spec) {
     if (spec.loop == "trainer") layer.change_at = 0;
     if (spec.oracle == "shards") layer.change_at = 0, layer.branch = false;
     // With two steps, one of them needs something to train in each half.
-    if (spec.two_steps) layer.frozen = false, layer.change_at = 0;
+    if (spec.two_steps) layer.frozen = false, layer.change_at = 0, layer.branch = false;
   }
   // BatchNorm in training needs two rows in every batch, and in both parts of one that is divided.
   if (has_batch_norm) {
@@ -252,10 +252,10 @@ void settle(Spec& spec) {
     if (spec.loop == "trainer" && spec.oracle != "torch") spec.best = false;
   }
   if (spec.oracle == "resume" && spec.loop == "step") spec.fits = 1;
-  // With a smaller one a parameter whose true gradient is 0 (before a norm) is moved by rounding alone.
   const bool has_norm = std::any_of(spec.layers.begin(), spec.layers.end(),
                                     [](const LayerSpec& layer) { return layer.kind.ends_with("_norm"); });
-  if (low && has_norm) spec.eps = 1e-4;
+  // Adam moves a parameter whose true gradient is 0 (before a norm) by rounding alone.
+  if (low && has_norm && spec.optimizer != "sgd") spec.optimizer = "sgd", spec.lr = 0.05;
   // A batch of one row cannot be retried in parts.
   if (spec.oracle == "retry" && spec.rows % spec.batch_size == 1) ++spec.rows;
   if (low && spec.optimizer == "muon" && spec.oracle == "torch") spec.optimizer = "adamw";
