@@ -36,10 +36,12 @@ struct Allowed {
 };
 
 Allowed allowed_by(const Spec& spec) {
-  const bool same_batches = spec.oracle == "torch" || spec.oracle == "resume" || spec.oracle == "workers" || spec.oracle == "twice";
+  const bool same_batches =
+      spec.oracle == "torch" || spec.oracle == "resume" || spec.oracle == "workers" || spec.oracle == "twice";
   return {.depends_on_batch = same_batches || spec.oracle == "retry",
           .random = spec.oracle == "resume" || spec.oracle == "workers" || spec.oracle == "twice",
-          .counts_calls = spec.oracle == "torch" || spec.oracle == "replicas" || spec.oracle == "workers" || spec.oracle == "twice"};
+          .counts_calls = spec.oracle == "torch" || spec.oracle == "replicas" || spec.oracle == "workers" ||
+                          spec.oracle == "twice"};
 }
 
 /// Whether layer `layer` of a vector or of positions can follow.
@@ -203,12 +205,14 @@ void draw_loop(Dice& dice, Spec& spec) {
 }
 
 void draw_oracle(Dice& dice, Spec& spec) {
-  spec.oracle = dice.chance(55) ? "torch" : dice.one({"replicas", "replicas", "ranks", "shards", "accumulation", "retry",
-                                                      "resume", "resume", "workers", "twice"});
+  spec.oracle = dice.chance(55) ? "torch"
+                                : dice.one({"replicas", "replicas", "ranks", "shards", "accumulation", "retry",
+                                            "resume", "resume", "workers", "twice"});
   spec.loop = spec.oracle != "accumulation" && spec.oracle != "retry" && dice.chance(40) ? "trainer" : "step";
   spec.dtype = dice.chance(70) ? "float64" : dice.one({"float32", "float32", "bfloat16"});
   // Other oracles than PyTorch have no second run that says how far rounding goes.
-  const bool bitwise = spec.oracle == "resume" || spec.oracle == "workers" || spec.oracle == "twice" || spec.oracle == "retry";
+  const bool bitwise =
+      spec.oracle == "resume" || spec.oracle == "workers" || spec.oracle == "twice" || spec.oracle == "retry";
   if (spec.oracle != "torch" && !bitwise) spec.dtype = "float64";
   spec.own_weights = spec.oracle == "replicas" && dice.chance(50);
   if (spec.oracle == "shards") spec.sharding = dice.one({"optimizer", "gradients"});
@@ -237,7 +241,8 @@ void settle(Spec& spec) {
     spec.drop_last = false;
     if (spec.metric == "sometimes") spec.metric = "error";
   }
-  if (spec.oracle == "ranks" || spec.oracle == "shards") spec.metric = spec.metric == "sometimes" ? "error" : spec.metric;
+  if (spec.oracle == "ranks" || spec.oracle == "shards")
+    spec.metric = spec.metric == "sometimes" ? "error" : spec.metric;
   if (spec.two_steps) {
     spec.ema = 0, spec.accumulate = 1, spec.tied_head = false, spec.state = false, spec.skip_nonfinite = false;
     spec.bad_rows.clear();

@@ -136,8 +136,7 @@ class Steps {
 
   void evaluate_model(const std::string& place) {
     step_->swap_averages();
-    const Metrics metrics =
-        evaluate(*devices_, *validation_, loss_, step_->options().precision).value();
+    const Metrics metrics = evaluate(*devices_, *validation_, loss_, step_->options().precision).value();
     step_->swap_averages();
     for (const auto& [name, value] : metrics) put(record_, place + "evaluation/" + name, value);
   }

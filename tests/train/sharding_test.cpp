@@ -27,7 +27,7 @@ struct Setup {
   bool shared_memory = true;
   GradientCompression compression = GradientCompression::kNone;
   bool idle_at_first = false;  // no row of rank 1 counts in the first step
-  double bad_row = 0;  // replaces a number of the first rank's second batch
+  double bad_row = 0;          // replaces a number of the first rank's second batch
 };
 
 struct ShardedRun {
