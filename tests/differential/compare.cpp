@@ -29,7 +29,8 @@ std::string kind_of(const std::string& name) {
 
 /// Whether names count things: any difference is one.
 bool is_exact(const std::string& name) {
-  for (const char* part : {"/epoch", "/rows", "/steps", "/best_step", "/reason", ".step", "/skipped", "kept/", "num_batches"}) {
+  for (const char* part :
+       {"/epoch", "/rows", "/steps", "/best_step", "/reason", ".step", "/skipped", "kept/", "num_batches"}) {
     if (name.find(part) != std::string::npos) return true;
   }
   return false;
@@ -76,7 +77,8 @@ std::vector<std::string> compare(const Record& ours, const Record& theirs, const
   for (const auto& [name, tensor] : ours) {
     const auto other = theirs.find(name);
     if (other == theirs.end()) {
-      if (!tolerance.only_common && !name.ends_with(".step")) found.emplace_back(place_in_time(name), name + " is missing on the other side");
+      if (!tolerance.only_common && !name.ends_with(".step"))
+        found.emplace_back(place_in_time(name), name + " is missing on the other side");
       continue;
     }
     const at::Tensor& their = other->second;
@@ -96,9 +98,8 @@ std::vector<std::string> compare(const Record& ours, const Record& theirs, const
       }
     }
     if (!(difference <= allowed)) {
-      found.emplace_back(place_in_time(name),
-                         fmt::format("{}: {:.3g} apart, allowed {:.3g}; here {} there {}", name, difference, allowed,
-                                     values_of(tensor), values_of(their)));
+      found.emplace_back(place_in_time(name), fmt::format("{}: {:.3g} apart, allowed {:.3g}; here {} there {}", name,
+                                                          difference, allowed, values_of(tensor), values_of(their)));
     }
   }
   if (!tolerance.only_common) {

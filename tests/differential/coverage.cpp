@@ -17,7 +17,8 @@ std::set<std::string> features(const Spec& spec) {
   for (const char* name : {"schedule", "weights", "metric", "sharding"}) {
     if (json.contains(name)) all.insert(std::string(name) + " " + json[name].get<std::string>());
   }
-  for (const char* name : {"clip", "ema", "evaluate_every", "early_stopping", "plateau", "warmup", "momentum", "workers", "weight_decay"}) {
+  for (const char* name : {"clip", "ema", "evaluate_every", "early_stopping", "plateau", "warmup", "momentum",
+                           "workers", "weight_decay"}) {
     if (json.contains(name)) all.insert(name);
   }
   if (spec.accumulate > 1) all.insert("accumulation");
@@ -61,8 +62,8 @@ bool print_coverage(uint64_t seed, int64_t count) {
     ++rare_pairs;
     fmt::print("{:6} {} + {}\n", now, pair.first, pair.second);
   }
-  fmt::print("{} programs: {} features, {} of them fewer than {} times; {} pairs, {} of them fewer than {} times\n", count,
-             singles.size(), rare, count / 100, allowed.size(), rare_pairs, count / 1000);
+  fmt::print("{} programs: {} features, {} of them fewer than {} times; {} pairs, {} of them fewer than {} times\n",
+             count, singles.size(), rare, count / 100, allowed.size(), rare_pairs, count / 1000);
   return rare == 0 && rare_pairs == 0;
 }
 

@@ -19,7 +19,8 @@ at::Tensor integers(int64_t count, int64_t below, uint64_t key) {
 }
 
 at::Tensor row_weights(const Spec& spec, int64_t rows, uint64_t key) {
-  if (spec.weights == "rows") return at::tensor({0.0, 1.0, 0.5, 2.0}, at::kDouble).index_select(0, integers(rows, 4, key));
+  if (spec.weights == "rows")
+    return at::tensor({0.0, 1.0, 0.5, 2.0}, at::kDouble).index_select(0, integers(rows, 4, key));
   if (spec.weights == "scaled") return at::full({rows}, 1000.0, at::kDouble);
   if (spec.weights != "blocks") return at::ones({rows}, at::kDouble);
   return at::arange(rows).div(spec.batch_size, "floor").remainder(2).to(at::kDouble);
@@ -90,7 +91,8 @@ std::shared_ptr<const Dataset> make_dataset(const Spec& spec) {
   if (spec.dataset == "subset") return std::make_shared<Subset>(tensors(all), subset_of(spec));
   if (spec.dataset == "concat") {
     const int64_t half = spec.rows / 2;
-    std::vector<std::shared_ptr<const Dataset>> parts{tensors(slice(all, 0, half)), tensors(slice(all, half, spec.rows))};
+    std::vector<std::shared_ptr<const Dataset>> parts{tensors(slice(all, 0, half)),
+                                                      tensors(slice(all, half, spec.rows))};
     return std::make_shared<ConcatDataset>(std::move(parts));
   }
   if (spec.dataset != "mapped" || spec.input == "tokens") return tensors(all);

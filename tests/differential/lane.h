@@ -1,5 +1,6 @@
 #pragma once
-/// Checks programs one after the other in a process of their own, so that a crash or a hang is a failure of one program.
+/// Checks programs one after the other in a process of their own, so that a crash or a hang is a failure of one
+/// program.
 
 #include <sys/types.h>
 

@@ -39,14 +39,13 @@ struct ProgramLoss {
     const at::Tensor scores = net.forward(x, batch["m"]);
     at::Tensor losses = row_losses(spec, scores, y);
     if (spec.penalty && trains) {
-      const at::Tensor slope = torch::autograd::grad({losses.sum()}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
+      const at::Tensor slope =
+          torch::autograd::grad({losses.sum()}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
       losses = losses + 0.1 * slope.flatten(1).square().sum(1);
     }
     const bool weighted = !spec.weights.empty();
     const at::Tensor total = w.sum();
-    const auto mean = [&](const at::Tensor& values) {
-      return weighted ? (values * w).sum() / total : values.mean();
-    };
+    const auto mean = [&](const at::Tensor& values) { return weighted ? (values * w).sum() / total : values.mean(); };
     at::Tensor loss = mean(losses);
     if (spec.state && trains) loss = loss / (1 + 0.25 * static_cast<double>(calls++));
     LossOutput output(loss * sign);

@@ -52,16 +52,26 @@ Options parse(int argc, char** argv) {
       std::cerr << kUsage;
       std::exit(2);
     };
-    if (name == "--seed") options.seed = std::stoull(value());
-    else if (name == "--first") options.first = std::stoll(value());
-    else if (name == "--jobs") options.jobs = std::max<int64_t>(1, std::stoll(value()));
-    else if (name == "--spec") options.spec = value();
-    else if (name == "--file") options.file = value();
-    else if (name == "--summary") options.summary = value();
-    else if (name == "--show") options.shows = true;
-    else if (name == "--no-shrink") options.shrinks = false;
-    else if (name == "--coverage") options.covers = true;
-    else if (!name.empty() && name.find_first_not_of("0123456789") == std::string::npos) options.count = std::stoll(name);
+    if (name == "--seed")
+      options.seed = std::stoull(value());
+    else if (name == "--first")
+      options.first = std::stoll(value());
+    else if (name == "--jobs")
+      options.jobs = std::max<int64_t>(1, std::stoll(value()));
+    else if (name == "--spec")
+      options.spec = value();
+    else if (name == "--file")
+      options.file = value();
+    else if (name == "--summary")
+      options.summary = value();
+    else if (name == "--show")
+      options.shows = true;
+    else if (name == "--no-shrink")
+      options.shrinks = false;
+    else if (name == "--coverage")
+      options.covers = true;
+    else if (!name.empty() && name.find_first_not_of("0123456789") == std::string::npos)
+      options.count = std::stoll(name);
     else {
       (name == "--help" ? std::cout : std::cerr) << kUsage;
       std::exit(name == "--help" ? 0 : 2);

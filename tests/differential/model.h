@@ -17,10 +17,10 @@
 
 namespace trainkit::differential {
 
-constexpr int64_t kFeatures = 6;   ///< of a vector; a sequence is 3 x 8, an image 2 x 6 x 6
-constexpr int64_t kTokens = 5;     ///< per row
+constexpr int64_t kFeatures = 6;  ///< of a vector; a sequence is 3 x 8, an image 2 x 6 x 6
+constexpr int64_t kTokens = 5;    ///< per row
 constexpr int64_t kVocabulary = 7;
-constexpr int64_t kClasses = 4;    ///< outputs of the model without a tied head
+constexpr int64_t kClasses = 4;  ///< outputs of the model without a tied head
 
 at::ScalarType dtype_of(const Spec& spec);  ///< of the model's weights
 

@@ -72,8 +72,9 @@ Record receive(int descriptor) {
 /// The order of the rows, epoch by epoch, of as many epochs as a program may read.
 at::Tensor orders(const Spec& spec) {
   const auto sampler = make_sampler(spec);
-  const int64_t batches = std::max<int64_t>(
-      1, spec.drop_last ? sampler->size() / spec.batch_size : (sampler->size() + spec.batch_size - 1) / spec.batch_size);
+  const int64_t batches =
+      std::max<int64_t>(1, spec.drop_last ? sampler->size() / spec.batch_size
+                                          : (sampler->size() + spec.batch_size - 1) / spec.batch_size);
   const int64_t epochs = 2 + std::max(spec.epochs * spec.fits, spec.steps * spec.fits * spec.accumulate / batches + 1);
   at::Tensor order = at::empty({epochs, sampler->size()}, at::kLong);
   for (int64_t epoch = 0; epoch < epochs; ++epoch) {

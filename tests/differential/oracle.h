@@ -1,8 +1,9 @@
 #pragma once
 /// Runs a program with Python's PyTorch.
 
-#include <string>
 #include <unistd.h>
+
+#include <string>
 
 #include "record.h"
 #include "spec.h"

@@ -317,12 +317,12 @@ class Program:
     def run_step(self, place, batches, optimizers, loss_function, factor):
         """Gradients, clipping and update of one step; `factor` of the rate, or None for a step without schedule."""
         spec, record = self.spec, self.record
+        if spec["stray_backward"] and optimizers is self.optimizers:
+            self.net(batches[0]["x"], batches[0]["m"])  # its gradients do not count, BatchNorm does
         before = {name: b.clone() for name, b in self.net.named_buffers()}
         parameters = [p for p in optimizers.parameters() if p.requires_grad]
         gradients, total, loss_sum, metric_sum, metric_weight = {}, 0.0, 0.0, 0.0, 0.0
         for batch in batches:
-            if spec["stray_backward"] and optimizers is self.optimizers and batch is batches[0]:
-                self.net(batch["x"], batch["m"])  # its gradients do not count, BatchNorm does
             loss, weight, metric = loss_function(self.net, batch)
             if weight == 0:
                 continue
@@ -530,9 +530,9 @@ class Program:
                 self.epoch, self.rows = self.epoch + 1, 0
                 if spec["epochs"] and self.epoch - first_epoch >= spec["epochs"]:
                     reason = "epochs"
-        self.optimizers.set_lr(base * self.schedule(self.applied))
         if self.evaluation and evaluated != self.step:
             evaluate()
+        self.optimizers.set_lr(base * self.schedule(self.applied))
         self.swap_averages()
         record = self.record
         record[place + "steps"] = float(self.step)

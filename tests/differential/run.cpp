@@ -14,7 +14,9 @@
 
 namespace trainkit::differential {
 
-void put(Record& record, const std::string& name, double value) { record[name] = at::scalar_tensor(value, at::kDouble); }
+void put(Record& record, const std::string& name, double value) {
+  record[name] = at::scalar_tensor(value, at::kDouble);
+}
 
 void put(Record& record, const std::string& name, const at::Tensor& tensor) {
   record[name] = tensor.detach().to(at::kCPU, /*non_blocking=*/false, /*copy=*/true).contiguous();
@@ -46,13 +48,14 @@ std::unique_ptr<Optimizer> make_bare_optimizer(const Spec& spec) {
         AdamOptions{.lr = spec.lr, .betas = betas, .eps = spec.eps, .weight_decay = spec.weight_decay});
   }
   if (spec.optimizer == "muon") {
-    return std::make_unique<Muon>(MuonOptions{.lr = spec.lr,
-                                              .momentum = spec.momentum,
-                                              .nesterov = spec.nesterov && spec.momentum > 0,
-                                              .weight_decay = spec.weight_decay,
-                                              .betas = betas,
-                                              .eps = spec.eps,
-                                              .selects = [](const std::string& name) { return name != "head.weight"; }});
+    return std::make_unique<Muon>(
+        MuonOptions{.lr = spec.lr,
+                    .momentum = spec.momentum,
+                    .nesterov = spec.nesterov && spec.momentum > 0,
+                    .weight_decay = spec.weight_decay,
+                    .betas = betas,
+                    .eps = spec.eps,
+                    .selects = [](const std::string& name) { return name != "head.weight"; }});
   }
   return std::make_unique<AdamW>(
       AdamWOptions{.lr = spec.lr, .betas = betas, .eps = spec.eps, .weight_decay = spec.weight_decay});
@@ -123,7 +126,8 @@ void put_state(Record& record, const std::string& place, DeviceReplicator& devic
       put(record, place + "param/" + parameter.key(), parameter.value());
     }
   }
-  for (const auto& buffer : devices.module()->named_buffers()) put(record, place + "buffer/" + buffer.key(), buffer.value());
+  for (const auto& buffer : devices.module()->named_buffers())
+    put(record, place + "buffer/" + buffer.key(), buffer.value());
   if (optimizer.is_sharded()) return;
   for (const auto& [name, value] : optimizer.state_dict()) {
     const auto* tensor = std::get_if<at::Tensor>(&value);

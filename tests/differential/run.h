@@ -41,7 +41,8 @@ Record run_program(const Spec& spec, const Setup& setup = {});
 // Parts of both.
 std::unique_ptr<DeviceReplicator> make_devices(const Spec& spec, const Setup& setup);
 /// With the groups of the program; parameters of `part` of `parts` only.
-std::unique_ptr<Optimizer> make_optimizer(const Spec& spec, DeviceReplicator& devices, int64_t part = 0, int64_t parts = 1);
+std::unique_ptr<Optimizer> make_optimizer(const Spec& spec, DeviceReplicator& devices, int64_t part = 0,
+                                          int64_t parts = 1);
 std::shared_ptr<const LRSchedule> make_schedule(const Spec& spec);
 /// Applies the changes of requires_grad that are due before `step`.
 void change_model(const Spec& spec, int64_t step, DeviceReplicator& devices, Optimizer& optimizer);

@@ -136,8 +136,7 @@ class Steps {
 
   void evaluate_model(const std::string& place) {
     step_->swap_averages();
-    const Metrics metrics =
-        evaluate(*devices_, *validation_, loss_, step_->options().precision).value();
+    const Metrics metrics = evaluate(*devices_, *validation_, loss_, step_->options().precision).value();
     step_->swap_averages();
     for (const auto& [name, value] : metrics) put(record_, place + "evaluation/" + name, value);
   }
@@ -161,6 +160,7 @@ class Steps {
     step_.reset();
     make();
     for (int64_t step = 1; step <= step_number_; ++step) change_model(spec_, step, *devices_, *optimizer_);
+    make_step();  // with the averages of groups that were added
     const auto check = [](const absl::Status& status) {
       if (!status.ok()) throw absl::BadStatusOrAccess(status);
     };

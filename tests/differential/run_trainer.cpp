@@ -114,8 +114,8 @@ class Training {
         offered_.Update(best->offer(step, metrics.at("loss"), *devices_->module()));
       };
     }
-    const auto result =
-        trainer.fit(*loader_, make_loss(spec_, &kept_, [this](auto& model, const Batch& batch) { on_call(model, batch); }), fit);
+    const auto result = trainer.fit(
+        *loader_, make_loss(spec_, &kept_, [this](auto& model, const Batch& batch) { on_call(model, batch); }), fit);
     if (!result.ok() && setup_.stop_at > 0 && !setup_.resumes) return false;
     if (!result.ok()) throw absl::BadStatusOrAccess(result.status());
     if (!offered_.ok()) throw absl::BadStatusOrAccess(offered_);

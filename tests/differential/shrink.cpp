@@ -30,7 +30,8 @@ std::vector<nlohmann::json> smaller(const nlohmann::json& json) {
                    name == "evaluation_rows")) {
       // A batch is divided among the ranks, or into micro-batches.
       const std::string oracle = json.value("oracle", "torch");
-      const bool divided = name == "batch_size" && (oracle == "ranks" || oracle == "shards" || oracle == "accumulation");
+      const bool divided =
+          name == "batch_size" && (oracle == "ranks" || oracle == "shards" || oracle == "accumulation");
       less[name] = value.get<int64_t>() - (divided ? json.value("parts", int64_t{2}) : 1);
       if (less[name].get<int64_t>() < 1) continue;
       all.push_back(less);
@@ -52,7 +53,8 @@ std::vector<nlohmann::json> smaller(const nlohmann::json& json) {
 std::string kind_of_failure(const std::vector<std::string>& lines) {
   if (lines.empty()) return "";
   const std::string& line = lines.front();
-  if (!line.starts_with("one failed") && !line.starts_with("crashed") && !line.starts_with("hung") && !line.starts_with("the driver")) {
+  if (!line.starts_with("one failed") && !line.starts_with("crashed") && !line.starts_with("hung") &&
+      !line.starts_with("the driver")) {
     return line.find("missing") != std::string::npos ? "missing" : "differs";
   }
   std::string kind;

@@ -10,25 +10,25 @@ namespace trainkit::differential {
 
 /// A layer of the model. Zero and empty values mean "not used", so that shrinking tends towards them.
 struct LayerSpec {
-  /// linear, conv1d, conv2d, embedding, batch_norm, sync_batch_norm, group_norm, layer_norm, dropout, random_relu, relu,
-  /// tanh.
+  /// linear, conv1d, conv2d, embedding, batch_norm, sync_batch_norm, group_norm, layer_norm, dropout, random_relu,
+  /// relu, tanh.
   std::string kind = "relu";
-  int64_t out = 0;          ///< output features or channels
-  bool no_bias = false;     ///< of linear and convolutions; weight and bias of norms
-  bool eval = false;        ///< stays in evaluation mode
-  bool frozen = false;      ///< requires_grad is false from the start
-  int64_t change_at = 0;    ///< step before which requires_grad changes; 0: never
-  int64_t shares = 0;       ///< 1 + number of the earlier layer whose module this layer uses
-  bool branch = false;      ///< added to its input, for the rows with m = 1; skipped if a batch has none
+  int64_t out = 0;        ///< output features or channels
+  bool no_bias = false;   ///< of linear and convolutions; weight and bias of norms
+  bool eval = false;      ///< stays in evaluation mode
+  bool frozen = false;    ///< requires_grad is false from the start
+  int64_t change_at = 0;  ///< step before which requires_grad changes; 0: never
+  int64_t shares = 0;     ///< 1 + number of the earlier layer whose module this layer uses
+  bool branch = false;    ///< added to its input, for the rows with m = 1; skipped if a batch has none
 };
 
 struct Spec {
   uint64_t seed = 0;
   int64_t number = 0;
-  /// torch: compared with PyTorch. Others: compared with the library itself on one device with the whole batch (replicas,
-  /// ranks, shards, accumulation, retry) or with an undisturbed run (resume, workers, twice).
+  /// torch: compared with PyTorch. Others: compared with the library itself on one device with the whole batch
+  /// (replicas, ranks, shards, accumulation, retry) or with an undisturbed run (resume, workers, twice).
   std::string oracle = "torch";
-  std::string loop = "step";  ///< step: TrainStep; trainer: Trainer::fit
+  std::string loop = "step";      ///< step: TrainStep; trainer: Trainer::fit
   std::string dtype = "float64";  ///< float64, float32, bfloat16 (autocast)
 
   std::string input = "vector";  ///< vector, sequence, image, tokens
@@ -78,11 +78,11 @@ struct Spec {
   int64_t evaluate_every = 0;
   int64_t evaluation_rows = 0;
   int64_t early_stopping = 0;
-  bool best = false;         ///< keeps the weights of the best evaluation and ends with them
-  bool two_steps = false;    ///< two TrainSteps over one model, each with half of the parameters
+  bool best = false;            ///< keeps the weights of the best evaluation and ends with them
+  bool two_steps = false;       ///< two TrainSteps over one model, each with half of the parameters
   bool stray_backward = false;  ///< the user's own backward between steps
 
-  int64_t parts = 2;       ///< replicas, ranks or micro-batches of the other side
+  int64_t parts = 2;  ///< replicas, ranks or micro-batches of the other side
   bool own_weights = false;
   std::string sharding = "";  ///< empty, optimizer, gradients
   int64_t at_step = 1;        ///< of the failure, kill or resume

@@ -127,13 +127,27 @@ TEST_CASE("A step of Muon that the device skips changes no bit, and one that it 
   }
 }
 
+TEST_CASE("Muon updates float64 matrices as float32 ones, also in one group") {
+  const at::Tensor first = torch::randn({6, 4}), gradient = torch::randn({6, 4});
+  at::Tensor single = first.clone().requires_grad_(), twice = first.to(torch::kDouble).requires_grad_();
+  Muon optimizer({.lr = 1e-2});
+  optimizer.add_param_group({.params = {{"single", single}, {"twice", twice}}, .orthogonalize = true});
+  for (int step = 0; step < 3; ++step) {
+    single.mutable_grad() = gradient.clone();
+    twice.mutable_grad() = gradient.to(torch::kDouble);
+    optimizer.step();
+  }
+  CHECK_FALSE(torch::equal(single, first));
+  CHECK(torch::allclose(twice, single.to(torch::kDouble), /*rtol=*/0, /*atol=*/1e-6));
+}
+
 TEST_CASE("Muon rejects options out of range and parameters that are no matrices") {
   CHECK_THROWS_WITH(Muon({.momentum = 1}), Catch::Contains("momentum must be in [0, 1)"));
   CHECK_THROWS_WITH(Muon({.lr = -1, .betas = {2, 0.9}}), Catch::Contains("lr must be") || Catch::Contains("betas[0]"));
   const at::Tensor vector = torch::zeros({3}).requires_grad_();
   Muon muon;
   CHECK_THROWS_WITH(muon.add_param_group({.params = {{"bias", vector}}, .orthogonalize = true}),
-                    Catch::Contains("'bias' must be a contiguous float32 matrix"));
+                    Catch::Contains("'bias' must be a contiguous float32 or float64 matrix"));
   AdamW adamw;
   CHECK_THROWS_WITH(adamw.add_param_group({.params = {{"bias", vector}}, .orthogonalize = true}),
                     Catch::Contains("only Muon"));

@@ -67,3 +67,15 @@ TEST_CASE("A resumed rank draws from its own generator", "[train][rng_state][ran
   CHECK(texts == std::vector<std::string>{"ok", "ok"});
   CHECK(at::equal(loaded, state_of(2)));
 }
+
+TEST_CASE("A generator state that is a view of larger memory is restored", "[train][rng_state]") {
+  torch::manual_seed(3);
+  const CheckpointContents copy = snapshot({.model = {}, .optimizer = {}, .state = default_generator_state()});
+  const at::Tensor state = std::get<at::Tensor>(default_generator_state().at("cpu"));
+  const at::Tensor shifted = torch::cat({torch::zeros({64}, torch::kByte), state}).narrow(0, 64, state.numel());
+  const at::Tensor first = torch::randn({101});
+  for (const StateDict& saved : {copy.state, StateDict{{"cpu", shifted}}}) {
+    REQUIRE(load_default_generator_state(saved) == absl::OkStatus());
+    CHECK(torch::equal(torch::randn({101}), first));
+  }
+}

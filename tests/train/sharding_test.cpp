@@ -26,7 +26,8 @@ struct Setup {
   double ema_decay = 0;
   bool shared_memory = true;
   GradientCompression compression = GradientCompression::kNone;
-  double bad_row = 0;  // replaces a number of the first rank's second batch
+  bool idle_at_first = false;  // no row of rank 1 counts in the first step
+  double bad_row = 0;          // replaces a number of the first rank's second batch
 };
 
 struct ShardedRun {
@@ -75,13 +76,18 @@ absl::Status train(ProcessGroup& ranks, const Setup& setup, ShardedRun& outcome)
         at::arange(parameter.numel(), at::kFloat).mul(0.7).add(++shift).cos().mul(0.3).view(parameter.sizes()));
   }
   const auto optimizer = make_optimizer(setup.optimizer);
-  const LossFunction loss = squares;
+  int64_t now = 0;
+  const LossFunction loss = [&](torch::nn::Module& model, const Batch& batch) {
+    const bool counts = !setup.idle_at_first || now > 1 || ranks.rank() != 1;
+    return LossOutput(squares(model, batch).loss, counts ? 1.0 : 0.0);
+  };
   TrainStep step(*devices, *optimizer,
                  {.grad_accum_steps = setup.grad_accum_steps,
                   .grad_clip = setup.grad_clip,
                   .skip_nonfinite = setup.bad_row != 0,
                   .ema_decay = setup.ema_decay});
   for (int64_t s = 1; s <= kShardSteps; ++s) {
+    now = s;
     for (int64_t m = 0; m < setup.grad_accum_steps; ++m) step.accumulate(rows_of(s, m, ranks.rank(), setup), loss);
     StepMetrics metrics = step.finish();
     step.average_over_ranks(metrics);
@@ -153,6 +159,12 @@ TEST_CASE("Ranks with a part of the optimizer's state train as ranks with all of
   } else {
     check_equal(train(setup), whole, micro_batches == 1 ? 0 : 1e-6);
   }
+}
+
+TEST_CASE("Sharded ranks train if no row of one of them counts in the first step", "[train][sharding]") {
+  const auto sharding = GENERATE(Sharding::kOptimizer, Sharding::kGradients);
+  const auto whole = train({.idle_at_first = true});
+  check_equal(train({.sharding = sharding, .idle_at_first = true}), whole, 1e-6);
 }
 
 TEST_CASE("Sharded ranks clip by the norm of all gradients", "[train][sharding]") {
