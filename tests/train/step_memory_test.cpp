@@ -68,8 +68,8 @@ MemoryEstimate estimate_of(const StepRecipe& recipe, int64_t micro_batches) {
 
 /// Compares predictions with counted peaks for small, large, even and odd batches; TRAINKIT_TEST_FULL tries more.
 void check_within_one_percent(const StepRecipe& recipe) {
-  const std::vector<int64_t> batches = test::is_full() ? std::vector<int64_t>{16, 17, 32, 61, 64, 127, 128, 200}
-                                                       : std::vector<int64_t>{17, 64, 127};
+  const std::vector<int64_t> batches =
+      test::is_full() ? std::vector<int64_t>{16, 17, 32, 61, 64, 127, 128, 200} : std::vector<int64_t>{17, 64, 127};
   for (const int64_t micro_batches : {1, 2}) {
     const MemoryEstimate estimate = estimate_of(recipe, micro_batches);
     for (const int64_t rows : batches) {
