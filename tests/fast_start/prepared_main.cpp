@@ -6,6 +6,7 @@
 // requester, who waits for it as for any other.
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <linux/prctl.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -14,8 +15,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -37,6 +40,35 @@ bool redirect(const char* path, int number) {
   return file == number || close(file) == 0;
 }
 
+/// Makes `words`, each ending with NUL, the command line that /proc shows; the process's own if empty. Returns whether
+/// that is possible. See proc_pid_stat(5) for the numbers.
+bool show_command(const std::string& words) {
+  std::ifstream file("/proc/self/stat");
+  std::string text;
+  std::getline(file, text, ')');
+  std::array<uint64_t, 52> stat{};
+  file >> text;  // the state, number 3
+  for (size_t i = 4; i < stat.size(); ++i) {
+    file >> text;
+    stat[i] = std::strtoull(text.c_str(), nullptr, 10);
+  }
+  const auto begin = reinterpret_cast<uint64_t>(words.data());
+  prctl_mm_map map{};
+  map.start_code = stat[26];
+  map.end_code = stat[27];
+  map.start_stack = stat[28];
+  map.start_data = stat[45];
+  map.end_data = stat[46];
+  map.start_brk = stat[47];
+  map.brk = reinterpret_cast<uint64_t>(sbrk(0));
+  map.arg_start = words.empty() ? stat[48] : begin;
+  map.arg_end = words.empty() ? stat[49] : begin + words.size();
+  map.env_start = stat[50];
+  map.env_end = stat[51];
+  map.exe_fd = static_cast<uint32_t>(-1);
+  return file && prctl(PR_SET_MM, PR_SET_MM_MAP, &map, sizeof map, 0) == 0;
+}
+
 /// Runs main in a copy of the process.
 int run(std::string request, char** program) {
   const std::vector<char*> texts = texts_of(request);
@@ -46,6 +78,9 @@ int run(std::string request, char** program) {
   const auto arguments = texts.begin() + 5, variables = arguments + static_cast<std::ptrdiff_t>(count);
   std::vector<char*> argv{program[0]}, environment(variables, texts.end());
   argv.insert(argv.end(), arguments, variables);
+  std::string words;
+  for (const char* word : argv) words.append(word).push_back('\0');
+  show_command(words);
   argv.push_back(nullptr);
   environment.push_back(nullptr);
   environ = environment.data();
@@ -64,7 +99,7 @@ int serve(int, char** arguments, char**) {
   void* thread_number = nullptr;
   const auto threads = std::filesystem::directory_iterator("/proc/self/task");
   const bool can_copy = std::distance(begin(threads), end(threads)) == 1 &&
-                        prctl(PR_GET_TID_ADDRESS, &thread_number, 0, 0, 0) == 0 && thread_number;
+                        prctl(PR_GET_TID_ADDRESS, &thread_number, 0, 0, 0) == 0 && thread_number && show_command("");
   redirect("/dev/null", 1);
   redirect("/dev/null", 2);
   while (true) {

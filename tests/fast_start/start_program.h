@@ -2,6 +2,7 @@
 /// Starts programs of build/bin quickly.
 
 #include <fcntl.h>
+#include <signal.h>
 #include <spawn.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -100,7 +101,7 @@ class PreparedProgram {
   int socket_ = -1;
 };
 
-/// The program and the variables that it may read before main.
+/// The program, and what it inherits and may read before main: variables and ignored signals.
 inline std::vector<std::string> key_of(const ProgramStart& start) {
   std::vector<std::string> key{start.arguments[0]};
   for (const std::string& variable : start.environment) {
@@ -108,6 +109,12 @@ inline std::vector<std::string> key_of(const ProgramStart& start) {
     const bool is_rank = name == "RANK" || name == "LOCAL_RANK" || name == "WORLD_SIZE" || name == "LOCAL_WORLD_SIZE" ||
                          name.starts_with("MASTER_");
     if (!is_rank) key.push_back(variable);
+  }
+  for (int number = 1; number < SIGRTMIN; ++number) {
+    struct sigaction action {};
+    if (sigaction(number, nullptr, &action) == 0 && action.sa_handler == SIG_IGN) {
+      key.push_back("ignores " + std::to_string(number));
+    }
   }
   return key;
 }
