@@ -36,8 +36,9 @@ inline std::shared_ptr<torch::nn::Module> make_net(bool trains_norm) {
   return net;
 }
 
+/// A loss function may keep state, so each rank of a test, which is a thread, has its own.
 inline const LossFunction& loss_of_net() {
-  static const LossFunction loss = make_loss_function([](SyncNormNet& net, const Batch& batch) {
+  thread_local const LossFunction loss = make_loss_function([](SyncNormNet& net, const Batch& batch) {
     return at::cross_entropy_loss(net->forward(batch["x"]), batch["y"]);
   });
   return loss;
