@@ -106,7 +106,7 @@ TEST_CASE("A rank that freezes a layer alone ends all ranks at the timeout", "[t
                    return status_from_current_exception();
                  }
                },
-               {.timeout = std::chrono::seconds(2)});
+               {.timeout = std::chrono::seconds(6)});
   for (const std::string& text : texts) CHECK_THAT(text, Catch::StartsWith("error[dist.peer] "));
 }
 
