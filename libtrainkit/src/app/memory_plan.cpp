@@ -127,11 +127,13 @@ absl::Status nothing_fits(const MemoryPlan& memory) {
                                                            : memory.sharding_advice});
 }
 
+/// Whether the plan is for the CPU, whose memory Linux grants before it exists. See planner_options.
+bool is_host(const BatchSizePlannerOptions& options) { return options.reserve_bytes == 0; }
+
 /// Refuses a step that this machine has not enough memory for. Linux grants the memory and kills the process when it is
 /// used. On a GPU, which says no, the run makes its steps smaller instead.
 absl::Status check_host_memory(const MachineInfo& machine, const Placement& placement, const MemoryPlan& memory) {
-  const bool is_host = placement.device().is_cpu() && memory.options.reserve_bytes == 0;
-  if (!is_host || !memory.known() || memory.plan.fits) return absl::OkStatus();
+  if (!is_host(memory.options) || !memory.known() || memory.plan.fits) return absl::OkStatus();
   const int64_t needed = memory.plan.memory.peak.total();
   const int64_t swap = host_memory().free_swap_bytes / replicas_here(machine, placement);
   if (needed <= memory.options.device_bytes + swap) return absl::OkStatus();
@@ -206,17 +208,17 @@ absl::StatusOr<MemoryPlan> plan_recipe(const RunOptions& run, const StepRecipe& 
     return memory;
   }
   const auto shared = std::make_shared<const StepRecipe>(recipe);
-  const bool is_host = placement.device().is_cpu() && options.reserve_bytes == 0;
+  const bool on_host = is_host(options);
   TRAINKIT_ASSIGN_OR_RETURN(auto planner, BatchSizePlanner::create(recorder(shared), options));
   // A batch has at most the rows of the data.
   const int64_t share = (recipe.dataset->size() + options.devices - 1) / options.devices;
-  const int64_t rows = is_host ? std::min(memory.plan.batch_size, share) : memory.plan.batch_size;
+  const int64_t rows = on_host ? std::min(memory.plan.batch_size, share) : memory.plan.batch_size;
   auto plan = chooses ? planner.plan() : planner.describe(rows, memory.plan.grad_accum_steps);
   if (!plan.ok()) {
     const absl::StatusCode code = plan.status().code();
     const bool is_about_run = code == absl::StatusCode::kResourceExhausted || code == absl::StatusCode::kDataLoss;
     const bool can_do_without = code == absl::StatusCode::kFailedPrecondition || (is_about_run && !chooses);
-    if (!can_do_without || (is_host && detail::is_refused_memory(plan.status()))) return plan.status();
+    if (!can_do_without || (on_host && detail::is_refused_memory(plan.status()))) return plan.status();
     memory.unavailable = std::string(plan.status().message());
     return memory;
   }
