@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "temp_dir.h"
 #include "trainkit/core/error.h"
 
 /// Ends the test case as skipped (CTest reports the whole file as skipped: put such cases in a separate file).
@@ -20,27 +21,6 @@
   } while (false)
 
 namespace trainkit::test {
-
-/// A temporary folder, removed at the end of the scope.
-class TempDir {
- public:
-  TempDir() {
-    std::string name = (std::filesystem::temp_directory_path() / "trainkit-test-XXXXXX").string();
-    if (!mkdtemp(name.data())) throw std::runtime_error("mkdtemp failed");
-    path_ = name;
-  }
-  ~TempDir() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TempDir(const TempDir&) = delete;
-  TempDir& operator=(const TempDir&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
-
- private:
-  std::filesystem::path path_;
-};
 
 /// The id of an error of this library, or empty.
 inline std::string id_of(const absl::Status& status) { return error_of(status).value_or(Error{}).id; }

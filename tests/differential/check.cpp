@@ -2,53 +2,27 @@
 
 #include <torch/torch.h>
 
-#include <filesystem>
-#include <mutex>
 #include <thread>
 
 #include "compare.h"
+#include "distributed/launch_of.h"
 #include "free_port.h"
 #include "oracle.h"
 #include "run.h"
+#include "temp_dir.h"
 
 namespace trainkit::differential {
 namespace {
 
-/// A folder that is removed at the end of the scope.
-class Folder {
- public:
-  Folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "differential-XXXXXX").string();
-    if (!::mkdtemp(name.data())) throw std::runtime_error("mkdtemp failed");
-    path_ = name;
-  }
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
 /// Runs a program on `count` ranks, each a thread of this process.
 std::vector<Record> run_on_ranks(const Spec& spec, int64_t count, Sharding sharding) {
-  setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);  // c10d has one flight recorder per process
   const int port = test::free_port();
   std::vector<Record> records(static_cast<size_t>(count));
   std::vector<std::thread> threads;
   for (int64_t rank = 0; rank < count; ++rank) {
     threads.emplace_back([&, rank] {
       at::set_num_threads(1);
-      LaunchEnvironment launch;
-      launch.launcher = Launcher::kTorchrun;
-      launch.rank = launch.local_rank = rank;
-      launch.world_size = launch.local_world_size = count;
-      launch.master_port = static_cast<uint16_t>(port);
-      auto group = ProcessGroup::create(launch, {.timeout = std::chrono::seconds(10)});
+      auto group = ProcessGroup::create(test::launch_of(rank, count, port), {.timeout = std::chrono::seconds(10)});
       Record& record = records[static_cast<size_t>(rank)];
       if (!group.ok()) return put(record, "error/" + std::string(group.status().message()), 1);
       record = run_program(spec, {.group = std::move(*group), .sharding = sharding});
@@ -91,9 +65,9 @@ std::vector<std::string> compare_resumed(const Spec& spec, const std::string& fo
     }
     return compare(resumed, undisturbed, {.relative = 0});
   }
-  const Folder whole, own;
-  const Record undisturbed = run_program(spec, {.folder = whole.path()});
-  const std::string& place = folder.empty() ? own.path() : folder;
+  const test::TempDir whole, own;
+  const Record undisturbed = run_program(spec, {.folder = whole.path().string()});
+  const std::string place = folder.empty() ? own.path().string() : folder;
   if (folder.empty()) run_program(spec, {.stop_at = spec.at_step, .folder = place});
   const Record resumed = run_program(spec, {.stop_at = spec.at_step, .folder = place, .resumes = true});
   return compare(resumed, undisturbed, {.relative = 0, .only_common = true});

@@ -9,11 +9,12 @@
 #include <unistd.h>
 
 #include <cstring>
-#include <filesystem>
 #include <iostream>
+#include <optional>
 
 #include "check.h"
 #include "oracle.h"
+#include "temp_dir.h"
 
 namespace trainkit::differential {
 namespace {
@@ -104,17 +105,14 @@ void Lane::work(int requests, int answers) {
 std::vector<std::string> Lane::check(const Spec& spec) {
   const bool first = worker_ < 0;
   if (first) start();
-  std::string folder;
+  std::optional<test::TempDir> killed;
   if (spec.oracle == "resume" && spec.loop == "trainer" && spec.kill) {
-    folder = (std::filesystem::temp_directory_path() / "differential-XXXXXX").string();
-    if (!::mkdtemp(folder.data())) throw std::runtime_error("mkdtemp failed");
-    leave_killed_run(spec, folder);
+    leave_killed_run(spec, killed.emplace().path().string());
   }
+  const std::string folder = killed ? killed->path().string() : "";
   std::string answer;
   const bool answered = write_line(to_, nlohmann::json{full_json(spec), folder}.dump() + "\n") &&
                         read_line(from_, first ? kFirstSeconds : kSeconds, answer);
-  std::error_code ignored;
-  if (!folder.empty()) std::filesystem::remove_all(folder, ignored);
   if (answered) return nlohmann::json::parse(answer).get<std::vector<std::string>>();
   pollfd end{from_, POLLIN, 0};
   const bool crashed = ::poll(&end, 1, 0) > 0;

@@ -7,23 +7,11 @@
 #include <vector>
 
 #include "../ranks.h"
+#include "launch_of.h"
 #include "trainkit/core/error.h"
 #include "trainkit/distributed/process_group.h"
 
 namespace trainkit::test {
-
-// c10d has one flight recorder per process; ranks in threads would write to its map concurrently. The variable is read
-// when the first group is created.
-[[maybe_unused]] inline const int no_flight_recorder = setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
-
-inline LaunchEnvironment launch_of(int64_t rank, int64_t world_size, int port) {
-  LaunchEnvironment launch;
-  launch.launcher = Launcher::kTorchrun;
-  launch.rank = launch.local_rank = rank;
-  launch.world_size = launch.local_world_size = world_size;
-  launch.master_port = static_cast<uint16_t>(port);
-  return launch;
-}
 
 /// The text of `status`, or "ok".
 inline std::string text_of(const absl::Status& status) { return status.ok() ? "ok" : error_line(status); }
