@@ -31,7 +31,7 @@ struct ProgramStart {
 
 namespace fast_start {
 
-/// Starts a program in the usual way. `prepared` is the other end of a socket that it inherits, or -1.
+/// Starts a program in the usual way: it loads its libraries.
 inline pid_t spawn(ProgramStart start) {
   const auto pointers = [](std::vector<std::string>& texts) {
     std::vector<char*> list;
@@ -121,8 +121,8 @@ inline std::vector<std::string> key_of(const ProgramStart& start) {
 
 }  // namespace fast_start
 
-/// Starts a program of build/bin as a child of this process. All starts with the same environment but the first one
-/// copy a process that has loaded the program's libraries; TRAINKIT_TEST_FULL and sanitizers load them each time.
+/// Starts a program of build/bin as a child of this process: a copy of a process that has loaded the program's
+/// libraries for the first start with this environment. TRAINKIT_TEST_FULL and sanitizers load them each time.
 inline pid_t start_program(const ProgramStart& start) {
   static std::mutex mutex;
   static std::list<fast_start::PreparedProgram> prepared;
