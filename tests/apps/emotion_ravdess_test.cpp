@@ -6,7 +6,7 @@ using namespace trainkit::test;
 
 TEST_CASE("Emotions of an unseen actor are classified twice as well as by the most frequent label", "[apps][emotion]") {
   if (data_dir().empty()) TRAINKIT_SKIP("no TRAINKIT_TEST_DATA");
-  if (environment("TRAINKIT_TEST_FULL").empty()) TRAINKIT_SKIP("12 trainings: --full");
+  if (!is_full()) TRAINKIT_SKIP("12 trainings: --full");
   const TempDir dir;
   const RavdessClips clips(dir / "clips", 32);
   double accuracy = 0, majority = 0;

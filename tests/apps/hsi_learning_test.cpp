@@ -10,7 +10,7 @@ using namespace trainkit::test;
 TEST_CASE("Salinas-A: 10 % of the pixels and 40 epochs with defaults reach a mean OA of 99.5 %", "[apps][hsi][slow]") {
   if (data_dir().empty()) TRAINKIT_SKIP("TRAINKIT_TEST_DATA is not set");
   const TempDir dir;
-  const std::string repeats = environment("TRAINKIT_TEST_FULL").empty() ? "2" : "5";
+  const std::string repeats = is_full() ? "5" : "2";
   const Ended ended = run_to_end("trainkit-hsi",
                                  {"--data_dir", data_dir() + "/hsi", "--scene", "salinas_a", "--epoch", "40",
                                   "--repeats", repeats, "--output_dir", dir / "run", "--device", "cpu"},

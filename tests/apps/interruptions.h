@@ -47,7 +47,7 @@ inline void verify_resume(const std::string& trainer, const std::vector<std::str
 /// A few kills with one and two ranks, and each other signal; with TRAINKIT_TEST_FULL 200 kills and 100 of each signal.
 inline void verify_resume(const std::string& trainer, const std::vector<std::string>& flags, const TempDir& dir,
                           const std::string& vary = "num_workers=0:2:4") {
-  const bool full = !environment("TRAINKIT_TEST_FULL").empty();
+  const bool full = is_full();
   verify_resume(trainer, flags, dir, {.count = full ? 100 : 3, .vary = vary});
   verify_resume(trainer, flags, dir, {.count = full ? 100 : 2, .ranks = 2, .vary = vary});
   for (const char* signal : {"SIGTERM", "SIGINT", "SIGUSR1"}) {

@@ -24,14 +24,14 @@ TEST_CASE("Runs with fused blocks end with the same bytes when they are killed",
       place.flags("", {"--max_steps", "300", "--save_every", "20", "--eval_every", "100", "--precision", "bf16"});
   set_flag(flags, "--hidden_dim", "32");  // heads of 16 values
   set_flag(flags, "--dropout", "0");
-  const bool full = !environment("TRAINKIT_TEST_FULL").empty();
+  const bool full = is_full();
   verify_resume("trainkit-transformer", flags, place.dir, {.count = full ? 100 : 3});
 }
 
 TEST_CASE("Runs with Muon and an average of the weights end with the same bytes when they are killed",
           "[apps][transformer][resume]") {
   const Place place;
-  const bool full = !environment("TRAINKIT_TEST_FULL").empty();
+  const bool full = is_full();
   verify_resume("trainkit-transformer",
                 place.flags("", {"--max_steps", "200", "--save_every", "20", "--eval_every", "100", "--optimizer",
                                  "muon", "--ema", "0.9"}),

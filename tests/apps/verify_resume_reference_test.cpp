@@ -10,7 +10,7 @@ using namespace trainkit::test;
 TEST_CASE("Stock TensorBoard reads the files of a trainer that is killed and not resumed", "[apps][tool][resume]") {
   if (!python_has("tensorboard")) TRAINKIT_SKIP("no Python with tensorboard");
   const TextPlace place;
-  const int kills = environment("TRAINKIT_TEST_FULL").empty() ? 3 : 100;
+  const int kills = is_full() ? 100 : 3;
   std::string folders;
   for (int i = 0; i < kills; ++i) {
     const std::string out = place.dir / ("run" + std::to_string(i));

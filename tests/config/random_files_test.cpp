@@ -12,7 +12,7 @@ using namespace trainkit::test;
 namespace {
 
 /// Number of rounds of a random test: `few`, or `many` with ./dev test --full.
-int rounds(int few, int many) { return environment("TRAINKIT_TEST_FULL").empty() ? few : many; }
+int rounds(int few, int many) { return is_full() ? many : few; }
 
 enum class Mode { kFast, kExact };
 

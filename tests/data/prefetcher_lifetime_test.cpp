@@ -99,7 +99,7 @@ TEST_CASE("A loader can be destroyed while all its workers are stuck, and their 
 }
 
 TEST_CASE("A loader may be abandoned or destroyed at any moment", "[data][prefetcher]") {
-  const int rounds = environment("TRAINKIT_TEST_FULL").empty() ? 150 : 20'000;
+  const int rounds = is_full() ? 20'000 : 150;
   RandomStream random(hash_key(2026, rounds));
   auto quick = hooked(500, [](const RowKey&) {});
   auto slow = hooked(500, [](const RowKey& key) {
@@ -144,7 +144,7 @@ int64_t resident_kilobytes() {
 
 TEST_CASE("Memory and threads stay constant in a long run", "[data][prefetcher]") {
   const bool persistent = GENERATE(true, false);
-  const int64_t batches = environment("TRAINKIT_TEST_FULL").empty() ? 3'000 : 100'000;
+  const int64_t batches = is_full() ? 100'000 : 3'000;
   auto dataset = std::make_shared<TensorDataset>(TensorDataset({{"x", torch::rand({1000, 256})}}));
   auto loader = sequential(dataset, {.batch_size = 50, .num_workers = 4, .persistent_workers = persistent});
   const auto read = [&](int64_t count) {

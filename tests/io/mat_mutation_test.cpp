@@ -39,7 +39,7 @@ void read_all(const std::string& path, Tally& tally) {
 }  // namespace
 
 TEST_CASE("No mutation of a file ends the process or gives an error without a name", "[io][mat]") {
-  const int count = test::environment("TRAINKIT_TEST_FULL").empty() ? 250 : 100'000;
+  const int count = test::is_full() ? 100'000 : 250;
   const test::TempDir folder;
   const std::vector<std::pair<std::string, at::Tensor>> variables = {
       {"cube", torch::arange(3 * 4 * 5, torch::kShort).view({3, 4, 5})},

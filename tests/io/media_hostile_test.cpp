@@ -235,7 +235,7 @@ TEST_CASE("Every prefix of a clip is an error", "[io][media]") {
 }
 
 TEST_CASE("No mutation of a clip ends the process, hangs, or gives an error without a name", "[io][media]") {
-  const int count = test::environment("TRAINKIT_TEST_FULL").empty() ? 2000 : 50'000;
+  const int count = test::is_full() ? 50'000 : 2000;
   struct Tally {
     std::atomic<int> read{0}, refused{0}, unnamed{0};
   };

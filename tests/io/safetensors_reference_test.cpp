@@ -31,7 +31,7 @@ bool is_stricter(const std::string& line) {
 TEST_CASE("Mutated files get the reference's result", "[io][safetensors]") {
   if (!has_safetensors()) TRAINKIT_SKIP("no Python with safetensors and torch");
   test::TempDir dir;
-  const std::string count = test::environment("TRAINKIT_TEST_FULL").empty() ? "20000" : "200000";
+  const std::string count = test::is_full() ? "200000" : "20000";
   test::run_reference("safetensors_verdicts.py", (dir / "records") + " " + count + " 1");
   std::ifstream records(dir / "records", std::ios::binary);
   const std::string path = dir / "f";

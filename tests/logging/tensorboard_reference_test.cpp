@@ -129,7 +129,7 @@ TEST_CASE("TensorBoard reads the hyperparameters of a run, its end, and charts o
 TEST_CASE("A run killed at random times and resumed has every step once, also for stock TensorBoard",
           "[logging][tensorboard]") {
   test::TempDir dir;
-  const int kills = test::environment("TRAINKIT_TEST_FULL").empty() ? 15 : 100;
+  const int kills = test::is_full() ? 100 : 15;
   std::string program = LOG_UNTIL_KILLED, folder = dir.path(), steps = "1000000";
   char* arguments[] = {program.data(), folder.data(), steps.data(), nullptr};
   std::mt19937 random(7);

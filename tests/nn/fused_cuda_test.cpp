@@ -23,9 +23,7 @@ using namespace trainkit::test;
 namespace {
 
 /// The simulated device takes a minute for a GPU's instant: the largest tensors run with TRAINKIT_TEST_FULL only.
-bool is_for_gpus(int64_t values) {
-  return has_cuda_sim() && values > 300'000 && environment("TRAINKIT_TEST_FULL").empty();
-}
+bool is_for_gpus(int64_t values) { return has_cuda_sim() && values > 300'000 && !is_full(); }
 
 }  // namespace
 

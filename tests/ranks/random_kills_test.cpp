@@ -10,7 +10,7 @@ using namespace trainkit::test;
 using std::chrono::steady_clock;
 
 TEST_CASE("No rank hangs when one is killed or suspended at a random moment", "[ranks][kills]") {
-  const bool full = !environment("TRAINKIT_TEST_FULL").empty();
+  const bool full = is_full();
   const int wanted = full ? 60 : 6;
   constexpr double kTimeout = 8;  // a loaded machine needs several seconds to start four programs
   std::mt19937 random(17);

@@ -75,7 +75,7 @@ TEST_CASE("A capture that fails at any call leaves the same bits, memory and ran
   if (!has_cuda_sim()) TRAINKIT_SKIP("needs the simulated device");
   const auto precision = GENERATE(Precision::kFp16, Precision::kFp32, Precision::kBf16);
   CAPTURE(static_cast<int>(precision));
-  const uint64_t stride = precision == Precision::kFp16 || !environment("TRAINKIT_TEST_FULL").empty() ? 1 : 7;
+  const uint64_t stride = precision == Precision::kFp16 || is_full() ? 1 : 7;
   const Trained captured = train(CudaGraph::kOn, 0, precision);  // after one-time setup
   const Trained eager = train(CudaGraph::kOff, 0, precision);
   REQUIRE(captured.captures == 1);

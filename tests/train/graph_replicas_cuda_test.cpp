@@ -202,7 +202,7 @@ TEST_CASE("A capture on two GPUs that fails at any call leaves the bits and the 
       return segment.owner_private_pool_id != c10::MempoolId_t{0, 0};
     });
   };
-  const uint64_t stride = environment("TRAINKIT_TEST_FULL").empty() ? 11 : 1;
+  const uint64_t stride = is_full() ? 1 : 11;
   for (const Sharding sharding : kShardingsOfReplicas) {
     const auto run = [&](CudaGraph graph, uint64_t failing) {
       return train(graph, options, kSteps, sharding, failing);

@@ -55,7 +55,7 @@ double slope(const std::vector<Held>& samples) {
 // 20,000 steps with TRAINKIT_TEST_FULL (./dev test --full).
 TEST_CASE("Memory, file descriptors and threads stay constant while a run trains with 4 workers",
           "[train][steady_state]") {
-  const bool full = !environment("TRAINKIT_TEST_FULL").empty();
+  const bool full = is_full();
   const int64_t steps = full ? 20'000 : 2'000, warm = steps / 4;
   const TempDir dir;
   torch::manual_seed(1);

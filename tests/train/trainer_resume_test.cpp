@@ -52,7 +52,7 @@ TEST_CASE("A run stopped at any step and resumed has the bits of an uninterrupte
   const Outcome whole = run(base_options(whole_dir / "run", 50)).value();
   REQUIRE(whole.losses.size() == 50);
   // 2 micro-batches per step; an epoch of 13 batches ends with a step of one. The last step has batches 92 and 93.
-  const int64_t stride = environment("TRAINKIT_TEST_FULL").empty() ? 14 : 2;  // --full: every step
+  const int64_t stride = is_full() ? 2 : 14;  // --full: every step
   for (int64_t stop_at = 1; stop_at <= 93; stop_at += stride) {
     const TempDir dir;
     TrainerOptions options = base_options(dir / "run", 50);
