@@ -1,6 +1,7 @@
 #pragma once
 /// Runs a Python reference of tests/reference during a test.
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -22,8 +23,10 @@ class ReferenceServer {
   ReferenceServer() {
     int ends[2];
     if (::pipe(ends) != 0) throw std::runtime_error("cannot create a pipe");
+    ::fcntl(ends[0], F_SETFD, FD_CLOEXEC);
     const std::string end = std::to_string(ends[1]);
-    requests_ = ::popen((python() + " " + TRAINKIT_REFERENCE_DIR + "/serve.py " + end).c_str(), "w");
+    // "e": programs that a test starts later must not hold the pipe open, whose end stops the server.
+    requests_ = ::popen((python() + " " + TRAINKIT_REFERENCE_DIR + "/serve.py " + end).c_str(), "we");
     ::close(ends[1]);
     replies_ = ::fdopen(ends[0], "r");
   }

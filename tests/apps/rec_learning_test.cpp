@@ -30,6 +30,12 @@ Ended run_default(const RecPlace& place, std::vector<std::string> flags) {
   return run_to_end("trainkit-gpt2rec", flags, place.dir.path().string());
 }
 
+void make_demo_data(const RecPlace& place) {
+  const Ended made = run_to_end("trainkit-gpt2rec", {"--make_demo_data", place.dir / "demo"}, place.dir.path().string());
+  INFO(made.errors);
+  REQUIRE(made.code == 0);
+}
+
 }  // namespace
 
 TEST_CASE("300 users with 15 items each: default flags reach hit@10 of 0.6", "[apps][rec][slow]") {
@@ -98,7 +104,7 @@ TEST_CASE("A continued run keeps its batch", "[apps][rec]") {
 
 TEST_CASE("bpr_mf with default flags reaches 1.1 times the NDCG of popularity on the demo data", "[apps][rec]") {
   const RecPlace place;
-  REQUIRE(run_default(place, {"--make_demo_data", place.dir / "demo"}).code == 0);
+  make_demo_data(place);
   const Ended ended = run_default(
       place, {"--data_dir", place.dir / "demo/ml-1m", "--output_dir", place.dir / "run", "--model", "bpr_mf"});
   INFO(ended.output << ended.errors);
@@ -111,7 +117,7 @@ TEST_CASE("bpr_mf with default flags reaches 1.1 times the NDCG of popularity on
 
 TEST_CASE("A warning says that the model ranks worse than popularity", "[apps][rec]") {
   const RecPlace place;
-  REQUIRE(run_default(place, {"--make_demo_data", place.dir / "demo"}).code == 0);
+  make_demo_data(place);
   const Ended ended = run_default(place, {"--data_dir", place.dir / "demo/ml-1m", "--output_dir", place.dir / "run",
                                           "--model", "bpr_mf", "--epochs", "1", "--lr", "1e-7"});
   INFO(ended.output << ended.errors);

@@ -13,7 +13,7 @@ namespace fs = std::filesystem;
 TEST_CASE("verify-resume finds no difference in a trainer that is killed", "[apps][tool][resume]") {
   const TextPlace place;
   const Verified found(place, command({"--kills", "4", "--keep", "--folder", place.dir / "runs", "--vary",
-                                       "num_workers=0:2,prefetch_factor=2:4"},
+                                       "num_workers=1:2,prefetch_factor=2:4"},
                                       "trainkit-transformer", place.flags({"--batch_size", "4"})));
   INFO(found.output << found.errors);
   REQUIRE(found.code == 0);
