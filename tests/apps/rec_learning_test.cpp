@@ -31,7 +31,8 @@ Ended run_default(const RecPlace& place, std::vector<std::string> flags) {
 }
 
 void make_demo_data(const RecPlace& place) {
-  const Ended made = run_to_end("trainkit-gpt2rec", {"--make_demo_data", place.dir / "demo"}, place.dir.path().string());
+  const Ended made =
+      run_to_end("trainkit-gpt2rec", {"--make_demo_data", place.dir / "demo"}, place.dir.path().string());
   INFO(made.errors);
   REQUIRE(made.code == 0);
 }
