@@ -91,12 +91,13 @@ std::vector<std::string> check(const Spec& spec, const Oracle* oracle, const std
     return compare(run_program(spec, {.fail_at = spec.at_step}), run_program(spec, {.split_from = spec.at_step}),
                    {.relative = 0});
   }
+  const Setup on_replicas{.replicas = spec.on_replicas ? spec.parts : 1};
   if (spec.oracle == "workers") {
     Spec alone = spec;
     alone.workers = 0;
-    return compare(run_program(spec), run_program(alone), {.relative = 0});
+    return compare(run_program(spec, on_replicas), run_program(alone, on_replicas), {.relative = 0});
   }
-  return compare(run_program(spec), run_program(spec), {.relative = 0});
+  return compare(run_program(spec, on_replicas), run_program(spec, on_replicas), {.relative = 0});
 }
 
 void run_until_killed(const Spec& spec, const std::string& folder) {

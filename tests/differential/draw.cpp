@@ -100,7 +100,7 @@ void draw_layers(Dice& dice, Spec& spec) {
     if (layer.out > 0 && spec.tied_head) layer.out = width;  // the head needs the embedding's width
     const bool has_weights = layer.out > 0 || (layer.kind.ends_with("_norm") && !layer.no_bias);
     if (has_weights && dice.chance(25)) layer.frozen = true;
-    if (has_weights && dice.chance(25)) layer.change_at = dice.between(2, 4);
+    if (has_weights && dice.chance(30)) layer.change_at = dice.between(2, 4);
     if (layer.kind == "batch_norm" && layer.frozen && dice.chance(60)) layer.eval = true;
     // A layer may use the module of an earlier one of the same kind and width.
     for (size_t j = 0; j < spec.layers.size(); ++j) {
@@ -198,8 +198,8 @@ void draw_loop(Dice& dice, Spec& spec) {
   }
   if (spec.evaluate_every > 0) {
     spec.early_stopping = dice.chance(30) ? dice.between(1, 2) : 0;
-    spec.plateau = dice.chance(30) ? dice.between(1, 2) : 0;
-    spec.best = dice.chance(30);
+    spec.plateau = dice.chance(40) ? dice.between(1, 2) : 0;
+    spec.best = dice.chance(40);
   }
   spec.kill = dice.chance(30);
 }
@@ -215,6 +215,7 @@ void draw_oracle(Dice& dice, Spec& spec) {
       spec.oracle == "resume" || spec.oracle == "workers" || spec.oracle == "twice" || spec.oracle == "retry";
   if (spec.oracle != "torch" && !bitwise) spec.dtype = "float64";
   spec.own_weights = spec.oracle == "replicas" && dice.chance(50);
+  if (spec.oracle == "workers" || spec.oracle == "twice") spec.on_replicas = dice.chance(50);
   if (spec.oracle == "shards") spec.sharding = dice.one({"optimizer", "gradients"});
 }
 
@@ -225,6 +226,8 @@ void settle(Spec& spec) {
   for (LayerSpec& layer : spec.layers) {
     if (spec.penalty && layer.kind == "sync_batch_norm") layer = {.kind = "batch_norm", .eval = spec.oracle != "torch"};
     has_batch_norm |= layer.kind.ends_with("batch_norm") && !layer.eval;
+    // A replica may get one row, which BatchNorm refuses.
+    if (spec.on_replicas && layer.kind == "batch_norm") layer.kind = "sync_batch_norm", layer.no_bias = false;
     if (spec.loop == "trainer") layer.change_at = 0;
     if (spec.oracle == "shards") layer.change_at = 0, layer.branch = false;
     // With two steps, one of them needs something to train in each half.
@@ -243,6 +246,8 @@ void settle(Spec& spec) {
   }
   if (spec.oracle == "ranks" || spec.oracle == "shards")
     spec.metric = spec.metric == "sometimes" ? "error" : spec.metric;
+  // A replica without rows does not call its copy of the loss function.
+  if (spec.oracle == "replicas" && spec.state) spec.drop_last = true;
   if (spec.two_steps) {
     spec.ema = 0, spec.accumulate = 1, spec.tied_head = false, spec.state = false, spec.skip_nonfinite = false;
     spec.bad_rows.clear();

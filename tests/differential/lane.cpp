@@ -59,7 +59,7 @@ Lane::Lane(std::string python) : python_(std::move(python)) { ::signal(SIGPIPE, 
 Lane::~Lane() { stop(); }
 
 void Lane::start() {
-  if (!python_.empty() && !oracle_) oracle_ = std::make_unique<Oracle>(python_, TRAINKIT_DIFFERENTIAL_DIR "/oracle.py");
+  if (!python_.empty() && !oracle_) oracle_ = std::make_unique<Oracle>(python_, TRAINKIT_DIFFERENTIAL_DIR "/oracle");
   int to[2], from[2];
   if (::pipe2(to, O_CLOEXEC) != 0 || ::pipe2(from, O_CLOEXEC) != 0) throw std::runtime_error("cannot create a pipe");
   std::cout.flush();

@@ -10,7 +10,7 @@
 
 namespace trainkit::differential {
 
-/// One lasting Python that runs oracle.py. Calls block.
+/// One lasting Python that runs the folder oracle. Calls block.
 class Oracle {
  public:
   Oracle(const std::string& python, const std::string& script);

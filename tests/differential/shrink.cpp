@@ -55,7 +55,11 @@ std::string kind_of_failure(const std::vector<std::string>& lines) {
   const std::string& line = lines.front();
   if (!line.starts_with("one failed") && !line.starts_with("crashed") && !line.starts_with("hung") &&
       !line.starts_with("the driver")) {
-    return line.find("missing") != std::string::npos ? "missing" : "differs";
+    // "step3/param/l0.weight: 0.1 apart" is a difference of "param".
+    const std::string name = line.substr(0, line.find_first_of(": "));
+    const size_t begin = name.find('/') + 1;
+    const std::string what = name.substr(begin, name.find('/', begin) - begin);
+    return (line.find("missing") != std::string::npos ? "missing " : "differs ") + what;
   }
   std::string kind;
   for (const char c : line.substr(0, 80)) {

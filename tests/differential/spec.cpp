@@ -10,7 +10,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Spec, seed, number, oracle, loop
                                                 gamma, plateau, clip, ema, keep_grads, skip_nonfinite, bad_rows, loss,
                                                 weights, state, keeps, penalty, metric, evaluate_every, evaluation_rows,
                                                 early_stopping, best, two_steps, stray_backward, parts, own_weights,
-                                                sharding, at_step, kill)
+                                                on_replicas, sharding, at_step, kill)
 
 namespace {
 

@@ -84,6 +84,7 @@ struct Spec {
 
   int64_t parts = 2;  ///< replicas, ranks or micro-batches of the other side
   bool own_weights = false;
+  bool on_replicas = false;   ///< twice, workers: both runs have `parts` replicas
   std::string sharding = "";  ///< empty, optimizer, gradients
   int64_t at_step = 1;        ///< of the failure, kill or resume
   bool kill = false;          ///< SIGKILL instead of an exception

@@ -52,6 +52,38 @@ TEST_CASE("A replica of weight 0 adds nothing to the gradients, also if its loss
   check_close(trained(2, {batch, batch}, loss), trained(1, {batch, batch}, loss));
 }
 
+TEST_CASE("A replica whose rows skip a branch before a frozen norm takes part in its backward",
+          "[train][sync_batch_norm]") {
+  struct BranchNet : torch::nn::Module {
+    BranchNet() {
+      register_module("branch", branch);
+      register_module("norm", norm);
+      norm->weight.requires_grad_(false);
+      norm->bias.requires_grad_(false);
+    }
+    torch::nn::Linear branch{8, 8};
+    SyncBatchNorm norm{8};
+  };
+  const auto branch_weights = [](int64_t replicas) {
+    torch::manual_seed(3);
+    auto devices = DeviceReplicator::create([] { return std::make_shared<BranchNet>(); }, {.cpu_replicas = replicas});
+    SGD sgd({.lr = 0.1});
+    TrainStep step(**devices, sgd);
+    Batch batch = random_batch(8, 5);
+    batch = batch.with_tensors({batch["x"], at::arange(8).ge(4).to(at::kLong)});  // the second replica's use the branch
+    const auto loss = [](torch::nn::Module& module, const Batch& rows) {
+      auto& net = *module.as<BranchNet>();
+      const at::Tensor uses = rows["y"].nonzero().squeeze(1);
+      at::Tensor x = rows["x"];
+      if (uses.numel() > 0) x = x.index_add(0, uses, net.branch->forward(x.index_select(0, uses)));
+      return LossOutput((net.norm->forward(x) * rows["x"]).square().mean());
+    };
+    for (int i = 0; i < 3; ++i) step(batch, loss);
+    return (*devices)->module()->parameters();
+  };
+  check_close(branch_weights(2), branch_weights(1));
+}
+
 TEST_CASE("Replicas that reduce different tensors get an error", "[train][sync_batch_norm]") {
   auto devices = DeviceReplicator::create([] { return SyncNormNet(8); }, {.cpu_replicas = 2}).value();
   const auto reduce = [&](int64_t replica) {

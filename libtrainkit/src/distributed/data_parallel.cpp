@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
@@ -115,6 +116,12 @@ void LocalGroup::all_reduce(int64_t replica, at::Tensor& tensor) {
   }
   changed_.wait(lock, [&] { return aborted_ || round_ != round; });
   if (round_ == round) throw_replica_failed();
+}
+
+bool LocalGroup::any(int64_t replica, bool value) {
+  at::Tensor count = at::full({}, value ? 1 : 0, at::kLong);  // on the CPU, also for replicas on GPUs
+  all_reduce(replica, count);
+  return count.item<int64_t>() > 0;
 }
 
 void LocalGroup::abort() {

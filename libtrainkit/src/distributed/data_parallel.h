@@ -55,6 +55,7 @@ class LocalGroup final : public ReplicaGroup {
 
   int64_t size() const override { return static_cast<int64_t>(tensors_.size()); }
   void all_reduce(int64_t replica, at::Tensor& tensor) override;
+  bool any(int64_t replica, bool value) override;
   void use(ReplicaCollectives& of_gpus) { of_gpus_ = &of_gpus; }
   /// Makes current and later callers of all_reduce throw until reset().
   void abort();

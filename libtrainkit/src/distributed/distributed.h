@@ -79,12 +79,14 @@ class Distributed final : public DeviceReplicator, public GraphRanks {
  private:
   class Ranks final : public ReplicaGroup {
    public:
-    explicit Ranks(ProcessGroup& group) : group_(group) {}
+    Ranks(ProcessGroup& group, bool may_differ) : group_(group), may_differ_(may_differ) {}
     int64_t size() const override { return group_.world_size(); }
     void all_reduce(int64_t replica, at::Tensor& tensor) override;
+    bool any(int64_t, bool value) override { return value || may_differ_; }
 
    private:
     ProcessGroup& group_;
+    bool may_differ_;  // the parameters that a step uses: find_unused_parameters
   };
 
   ProcessGroup::Impl& ranks() const { return process_group_->impl(); }

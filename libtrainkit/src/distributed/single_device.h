@@ -24,6 +24,7 @@ class SingleDevice : public DeviceReplicator {
   struct SingleReplicaGroup final : ReplicaGroup {
     int64_t size() const override { return 1; }
     void all_reduce(int64_t, at::Tensor&) override {}
+    bool any(int64_t, bool value) override { return value; }
   };
 
   std::shared_ptr<torch::nn::Module> module_;

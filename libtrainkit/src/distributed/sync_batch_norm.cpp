@@ -215,7 +215,13 @@ at::Tensor SyncBatchNormImpl::normalize(const at::Tensor& input, const at::Tenso
 }
 
 at::Tensor SyncBatchNormImpl::over_all_replicas(const at::Tensor& input) {
-  const at::Tensor x = input.contiguous(input.suggest_memory_format());
+  at::Tensor x = input.contiguous(input.suggest_memory_format());
+  // The others wait in backward for each replica. One whose rows skip a trained branch before this frozen layer takes
+  // part too.
+  if (c10::GradMode::is_enabled() && !weight.requires_grad() && !bias.requires_grad()) {
+    const bool needed = group_->any(replica_, x.requires_grad());
+    if (needed && !x.requires_grad()) x = x.detach().requires_grad_();
+  }
   const Statistics all = [&] {
     const c10::AutoGradMode no_grad(false);
     Statistics statistics = statistics_of_all(x, *group_, replica_, counts_rows_);

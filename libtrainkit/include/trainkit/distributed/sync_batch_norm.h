@@ -31,7 +31,8 @@ struct SyncBatchNormOptions {
 /// DeviceReplicator binds each replica's layers to the group of replicas. Unbound, and in evaluation, the layer is an
 /// ordinary BatchNorm. In training each forward exchanges 2 C + 1 numbers and each backward 2 C; all replicas make the
 /// same calls. If another replica fails, the call throws absl::BadStatusOrAccess. With one value per channel and no
-/// other replica, training throws c10::ValueError, as PyTorch does: there is no variance. A second derivative is that
+/// other replica, training throws c10::ValueError, as PyTorch does: there is no variance. A frozen layer after a branch
+/// that the rows of some replica skip takes part in backward on each replica; ranks need find_unused_parameters for it. A second derivative is that
 /// of one model on all rows too; each replica takes it, in the same order of calls. Use at most one replica per GPU:
 /// autograd has one backward thread per GPU, so two replicas would deadlock.
 ///

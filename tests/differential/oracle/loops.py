@@ -1,0 +1,147 @@
+"""The loops of a program: one of TrainStep (run_steps.cpp), and Trainer::fit (run_trainer.cpp)."""
+import math
+
+import torch
+from torch.optim import lr_scheduler
+
+from model import Loss
+from optimizers import make_schedule
+from program import Program
+
+
+class StepLoop(Program):
+    def run_loop(self):
+        spec, step = self.spec, 0
+        for fit in range(spec["fits"]):
+            self.begin_fit()
+            self.skipped = 0
+            for _ in range(spec["steps"]):
+                step += 1
+                self.change_model(step)
+                place = f"step{step}/"
+                lr = spec["lr"] * self.schedule(self.applied)
+                self.optimizers.set_lr(lr)
+                self.put_rates(place + "lr/")
+                batches = []
+                while len(batches) < spec["accumulate"] and not (batches and self.at_epoch_end()):
+                    batches.append(self.next_batch())
+                self.averaged(self.optimizers.names)
+                self.applied += self.run_step(place, batches, self.optimizers, self.loss)
+                if self.second:
+                    self.skipped, kept = 0, self.skipped
+                    self.run_step(place + "second/", batches[-1:], self.second, self.second_loss)
+                    self.record_state(place + "second/", self.second)
+                    for name, (_, optimizer) in self.second.names.items():
+                        self.record[f"{place}second/next_lr/{name}"] = optimizer.param_groups[0]["lr"]
+                    self.skipped = kept
+                self.record[place + "epoch"], self.record[place + "rows"] = float(self.epoch), float(
+                    -1 if self.at_epoch_end() else self.rows)
+                self.optimizers.set_lr(spec["lr"] * self.schedule(self.applied))
+                self.record_end(place)
+                for name, average in self.averages.items():
+                    self.record[f"{place}average/{name}"] = average.clone()
+                if spec["evaluate_every"] and step % spec["evaluate_every"] == 0:
+                    for name, value in self.evaluate().items():
+                        self.record[f"{place}evaluation/{name}"] = value
+            if fit + 1 < spec["fits"]:
+                self.swap_averages()
+
+
+class TrainerLoop(Program):
+    def epoch_fraction(self):
+        size = self.spec["batch_size"]
+        batches = (self.epoch_rows + size - 1) // size
+        return self.epoch + (self.rows + size - 1) // size / batches
+
+    def run_loop(self):
+        spec, self.step, calls = self.spec, 0, [0]
+        for fit in range(spec["fits"]):
+            self.begin_fit()
+            self.fit_once(f"fit{fit + 1}/", calls)
+        self.record_end("end/")
+
+    def note_call(self, batch, calls):
+        place = f"call{calls[0]}/"
+        calls[0] += 1
+        self.record[place + "rows"] = self.indices
+        for name, parameter in self.net.named_parameters():
+            self.record[f"{place}param/{name}"] = parameter.detach().clone()
+
+    def fit_once(self, place, calls):
+        spec = self.spec
+        first_step, base, self.loss = self.step, spec["lr"], Loss(spec)
+        if self.rows > 0 and self.at_epoch_end():
+            self.epoch, self.rows = self.epoch + 1, 0
+        first_epoch = self.epoch
+        plateau = None
+        if spec["plateau"]:
+            dummy = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=base)
+            plateau = lr_scheduler.ReduceLROnPlateau(dummy, factor=0.5, patience=spec["plateau"] - 1)
+        best, best_step, bad, evaluated, metrics, reason = None, 0, 0, -1, {}, None
+        best_weights = None
+
+        def evaluate():
+            nonlocal best, best_step, bad, evaluated, metrics, base, reason, best_weights
+            metrics = self.evaluate()
+            evaluated = self.step
+            value = metrics["loss"]
+            improved = not math.isnan(value) and (best is None or math.isnan(best["loss"]) or value < best["loss"])
+            if spec["best"] and improved:
+                self.swap_averages()
+                best_weights = {n: t.clone() for n, t in self.net.state_dict().items()}
+                self.swap_averages()
+            if improved or best is None:
+                best, best_step = metrics, self.step
+            bad = 0 if improved else bad + 1
+            if plateau:
+                plateau.step(value)
+                base = plateau.optimizer.param_groups[0]["lr"]
+            if spec["early_stopping"] and bad >= spec["early_stopping"]:
+                reason = reason or "early"
+            for name, metric in metrics.items():
+                self.record[f"val{self.step}/{name}"] = metric
+            self.record[f"val{self.step}/epoch"] = self.epoch_fraction()
+
+        while reason is None:
+            batches = []
+            self.optimizers.set_lr(base * self.schedule(self.applied))
+            lr = self.optimizers.optimizers[0][0].param_groups[0]["lr"]
+            log = f"train{self.step + 1}/"
+            while len(batches) < spec["accumulate"] and not (batches and self.at_epoch_end()):
+                batches.append(self.next_batch())
+                self.note_call(batches[-1], calls)
+            self.applied += self.run_step(log, batches, self.optimizers, self.loss)
+            self.record.pop(log + "weight")
+            self.record.pop(log + "skipped", None)
+            if log + "metric/metric" in self.record:
+                self.record[log + "metric"] = self.record.pop(log + "metric/metric")
+            self.record[log + "lr"] = lr
+            self.record[log + "epoch"] = self.epoch_fraction()
+            self.last_loss = self.record[log + "loss"]
+            self.step += 1
+            if spec["steps"] and self.step - first_step >= spec["steps"]:
+                reason = "steps"
+            if self.evaluation and spec["evaluate_every"] and self.step % spec["evaluate_every"] == 0:
+                evaluate()
+            if self.at_epoch_end() and reason is None:
+                self.epoch, self.rows = self.epoch + 1, 0
+                if spec["epochs"] and self.epoch - first_epoch >= spec["epochs"]:
+                    reason = "epochs"
+        if self.evaluation and evaluated != self.step:
+            evaluate()
+        self.optimizers.set_lr(base * self.schedule(self.applied))
+        self.swap_averages()
+        record = self.record
+        record[place + "steps"] = float(self.step)
+        record[place + "epochs"] = self.epoch_fraction()
+        record[place + "loss"] = self.last_loss
+        record[place + "reason"] = {"epochs": 0.0, "steps": 1.0, "early": 3.0}[reason]
+        record[place + "best_step"] = float(best_step)
+        for name, metric in metrics.items():
+            record[f"{place}evaluation/{name}"] = metric
+        for name, metric in (best or {}).items():
+            record[f"{place}best/{name}"] = metric
+        self.record_end(place)
+        if best_weights:
+            self.net.load_state_dict(best_weights)
+
