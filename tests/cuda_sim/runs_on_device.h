@@ -21,7 +21,7 @@ struct Trainer {
   std::vector<std::string> data_flags;  // % is replaced by the demonstration's data folder
   std::vector<std::string> flags;
   int64_t rows;  // per step
-  int64_t steps = is_full() ? 60 : 20;
+  int64_t steps = is_full() ? 60 : 10;
 };
 
 inline Trainer transformer() {
@@ -29,7 +29,7 @@ inline Trainer transformer() {
           {"--input", "%"},
           {"--hidden_dim", "32", "--n_layers", "2", "--n_heads", "2", "--block_size", "16", "--sample_tokens", "8",
            "--grad_accum_steps", "2"},
-          12};
+          6};
 }
 inline Trainer hsi() {
   return {"trainkit-hsi",

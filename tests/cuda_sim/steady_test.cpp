@@ -61,11 +61,8 @@ void check_steady(const Trainer& trainer, const std::set<std::string>& chosen) {
     if (!is_full() && !chosen.count(strategy)) continue;
     setting.flags.insert(setting.flags.end(),
                          {"--device", "cuda", "--precision", "fp32", "--eval_every", "0", "--drop_last"});
-    if (trainer.name == "trainkit-emotion") {
-      setting.device.push_back("CUDA_SIM_NUMBERS=0");  // ResNet18's kernels are slow here; only calls are counted
-    } else {
-      setting.flags.insert(setting.flags.end(), {"--save_every", "1000"});
-    }
+    setting.device.push_back("CUDA_SIM_NUMBERS=0");  // only calls are counted
+    if (trainer.name != "trainkit-emotion") setting.flags.insert(setting.flags.end(), {"--save_every", "1000"});
     const auto warm = counted(runs, strategy, kWarm, setting);
     auto all = counted(runs, strategy, kWarm + kMore, setting);
     INFO(trainer.name << " " << strategy);

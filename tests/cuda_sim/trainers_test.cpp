@@ -44,7 +44,7 @@ void check_strategies(const Runs& runs, std::vector<std::string> shards = {"none
 }
 
 /// float16 with a GradScaler, and bfloat16, learn as float32 does, within their precision.
-void check_precisions(Trainer trainer, int64_t steps = 20) {
+void check_precisions(Trainer trainer, int64_t steps = is_full() ? 20 : 10) {
   trainer.steps = steps;
   const Runs runs(trainer);
   const auto expected = runs.run("fp32", {.flags = {"--device", "cuda", "--precision", "fp32"}});

@@ -11,9 +11,10 @@
 namespace cuda_sim {
 namespace {
 
-constexpr size_t kPage = 4096, kSharedBytes = size_t{1} << 20, kGap = 256;
+constexpr size_t kSharedBytes = size_t{1} << 20, kGap = 256;
 
-thread_local LaunchMemory* active_memory = nullptr;
+// initial-exec: each access reads it, without a call.
+__attribute__((tls_model("initial-exec"))) thread_local LaunchMemory* active_memory = nullptr;
 
 /// The first byte of the allocation that contains `address`: bytes_left() only gives its end.
 const char* begin_of(const char* address) {
@@ -112,27 +113,22 @@ void LaunchMemory::fail(const std::string& text) const { runner_.fail(cudaErrorI
 void LaunchMemory::Bits::set(size_t begin, size_t end) {
   first = std::min(first, begin / 64);
   last = std::max(last, (end - 1) / 64);
-  if (begin / 64 == (end - 1) / 64) {  // an access of a thread, mostly
-    words[begin / 64] |= (~uint64_t{0} >> (64 - (end - begin))) << begin % 64;
-    return;
-  }
   for (; begin < end; ++begin) words[begin / 64] |= uint64_t{1} << begin % 64;
 }
 
 void LaunchMemory::check(uintptr_t address, size_t bytes, bool writes) {
   const uintptr_t page = address / kPage;
-  // Arrays often begin a multiple of many pages apart, and a kernel reads several of them in turns.
-  Cached& cached = cache_[(page ^ page >> 10 ^ page >> 20) % cache_.size()];
-  if (cached.page != page) {
+  Cached& known = cached(page);
+  if (known.page != page) {
     const Fiber* fiber = runner_.fiber();
     if (!fiber || (address >= fiber->stack_begin() && address < fiber->stack_end())) return;
-    cached = {page, look_up(address, bytes, writes)};
+    known = {page, look_up(address, bytes, writes)};
   }
-  if (!cached.range) return;
-  const bool is_inside = address >= cached.range->begin && address + bytes <= cached.range->end;
-  if (!is_inside) cached.range = look_up(address, bytes, writes);
-  if (!cached.range) return;  // host memory in the same page
-  Range& range = *cached.range;
+  if (!known.range) return;
+  const bool is_inside = address >= known.range->begin && address + bytes <= known.range->end;
+  if (!is_inside) known.range = look_up(address, bytes, writes);
+  if (!known.range) return;  // host memory in the same page
+  Range& range = *known.range;
   if (!range.device) return;
   (writes ? range.writes : range.reads)
       .set((address - range.begin) / kUnit, (address + bytes - range.begin + kUnit - 1) / kUnit);
@@ -247,8 +243,10 @@ void* static_shared(const void* key, size_t bytes) {
 // Called by the instrumented kernels. Outside a launch (registration) nothing is checked.
 namespace {
 
-void on_access(uintptr_t address, size_t bytes, bool writes) {
-  if (cuda_sim::active_memory && bytes > 0) cuda_sim::active_memory->check(address, bytes, writes);
+inline void on_access(uintptr_t address, size_t bytes, bool writes) {
+  cuda_sim::LaunchMemory* const memory = cuda_sim::active_memory;
+  if (!memory || bytes == 0 || memory->check_known(address, bytes, writes)) return;
+  memory->check(address, bytes, writes);
 }
 
 }  // namespace

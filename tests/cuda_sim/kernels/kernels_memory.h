@@ -1,6 +1,7 @@
 #pragma once
 // Checks and records the memory that a launch reads and writes. Kernels call it at each load and store (clang's
 // -fsanitize=kernel-address; see kernels.cmake).
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -52,10 +53,14 @@ class LaunchMemory {
 
   /// A load or store of the running thread. Fails the block if it is invalid.
   void check(uintptr_t address, size_t bytes, bool writes);
+  /// The same for most accesses, without a call: those in a page that the thread has accessed before. Returns false if
+  /// check() must decide.
+  bool check_known(uintptr_t address, size_t bytes, bool writes);
   SharedMemory& shared() { return shared_; }
   std::vector<Access> accesses() const;
 
  private:
+  static constexpr size_t kPage = 4096;
   static constexpr size_t kUnit = 4;  // bytes that are recorded together
 
   struct FreeBits {
@@ -77,6 +82,8 @@ class LaunchMemory {
     Range* range = nullptr;  // nullptr: host memory
   };
 
+  /// Arrays often begin a multiple of many pages apart, and a kernel reads several of them in turns.
+  Cached& cached(uintptr_t page) { return cache_[(page ^ page >> 10 ^ page >> 20) % cache_.size()]; }
   Range* look_up(uintptr_t address, size_t bytes, bool writes);
   Range* add_shared(uintptr_t address, const std::string& what);
   Range* add_device(const char* device, uintptr_t address, const std::string& what);
@@ -90,5 +97,22 @@ class LaunchMemory {
   std::vector<std::unique_ptr<Range>> ranges_;
   std::array<Cached, 1024> cache_{};
 };
+
+inline bool LaunchMemory::check_known(uintptr_t address, size_t bytes, bool writes) {
+  const Cached& known = cached(address / kPage);
+  if (known.page != address / kPage) return false;
+  Range* const range = known.range;
+  if (!range) return true;
+  const size_t offset = address - range->begin;
+  if (address < range->begin || address + bytes > range->end) return false;
+  if (!range->device) return true;
+  const size_t first = offset / kUnit, last = (offset + bytes - 1) / kUnit, word = first / 64;
+  if (last / 64 != word) return false;
+  Bits& bits = writes ? range->writes : range->reads;
+  bits.first = std::min(bits.first, word);
+  bits.last = std::max(bits.last, word);
+  bits.words[word] |= (~uint64_t{0} >> (63 - (last - first))) << first % 64;
+  return true;
+}
 
 }  // namespace cuda_sim
