@@ -222,7 +222,7 @@ void draw_oracle(Dice& dice, Spec& spec) {
 /// Removes what does not go together.
 void settle(Spec& spec) {
   const bool low = spec.dtype != "float64";
-  bool has_batch_norm = false;
+  bool has_batch_norm = false, after_branch = false;
   for (LayerSpec& layer : spec.layers) {
     if (spec.penalty && layer.kind == "sync_batch_norm") layer = {.kind = "batch_norm", .eval = spec.oracle != "torch"};
     has_batch_norm |= layer.kind.ends_with("batch_norm") && !layer.eval;
@@ -230,6 +230,10 @@ void settle(Spec& spec) {
     if (spec.on_replicas && layer.kind == "batch_norm") layer.kind = "sync_batch_norm", layer.no_bias = false;
     if (spec.loop == "trainer") layer.change_at = 0;
     if (spec.oracle == "shards") layer.change_at = 0, layer.branch = false;
+    // Its backward and the reduction of the gradients change places where a rank skips the branch.
+    after_branch |= layer.branch;
+    if (spec.oracle == "ranks" && layer.kind == "sync_batch_norm" && after_branch)
+      layer.frozen = false, layer.change_at = 0;
     // With two steps, one of them needs something to train in each half.
     if (spec.two_steps) layer.frozen = false, layer.change_at = 0, layer.branch = false;
   }
@@ -246,6 +250,15 @@ void settle(Spec& spec) {
   }
   if (spec.oracle == "ranks" || spec.oracle == "shards")
     spec.metric = spec.metric == "sometimes" ? "error" : spec.metric;
+  // Ranks and replicas leave out rows of weight 0, and so the branches that only those rows use.
+  const bool has_branch = std::any_of(spec.layers.begin(), spec.layers.end(), [](const auto& l) { return l.branch; });
+  const bool divides = spec.oracle == "replicas" || spec.oracle == "ranks" || spec.oracle == "shards";
+  if (divides && has_branch && !spec.weights.empty()) spec.weights = "scaled";
+  // And micro-batches: a NaN in a row of weight 0 counts only where another row of its part has a weight.
+  const bool has_parts = divides || spec.oracle == "accumulation";
+  if (has_parts && !spec.bad_rows.empty() && !spec.weights.empty()) spec.weights = "scaled";
+  // Whether a parameter had a gradient before is not in a checkpoint.
+  if (spec.oracle == "resume" && has_branch) spec.keep_grads = false;
   // A replica without rows does not call its copy of the loss function.
   if (spec.oracle == "replicas" && spec.state) spec.drop_last = true;
   if (spec.two_steps) {

@@ -68,7 +68,7 @@ Distributed::Distributed(std::shared_ptr<torch::nn::Module> module, const Device
       known_modes_{state_.modes()},
       device_(*options.device),
       options_(options),
-      group_(*process_group_, options.find_unused_parameters),
+      group_(*process_group_),
       sent_(std::make_shared<BucketHook::Sent>()) {
   std::vector<DigestField> fields;
   for (const auto& [name, tensor] : unique_parameters(*module_)) {

@@ -79,14 +79,13 @@ class Distributed final : public DeviceReplicator, public GraphRanks {
  private:
   class Ranks final : public ReplicaGroup {
    public:
-    Ranks(ProcessGroup& group, bool may_differ) : group_(group), may_differ_(may_differ) {}
+    explicit Ranks(ProcessGroup& group) : group_(group) {}
     int64_t size() const override { return group_.world_size(); }
     void all_reduce(int64_t replica, at::Tensor& tensor) override;
-    bool any(int64_t, bool value) override { return value || may_differ_; }
+    bool any(int64_t, bool value) override { return value; }
 
    private:
     ProcessGroup& group_;
-    bool may_differ_;  // the parameters that a step uses: find_unused_parameters
   };
 
   ProcessGroup::Impl& ranks() const { return process_group_->impl(); }

@@ -56,17 +56,31 @@ struct SumOfAll : torch::autograd::Function<SumOfAll> {
   }
 };
 
+/// A replica's place in the sums of a layer.
+struct Place {
+  ReplicaGroup* group;
+  int64_t replica;
+  bool counts;                                               // its rows are in the sums
+  std::vector<std::weak_ptr<torch::autograd::Node>>* nodes;  // of each sum that waits in backward; null: not recorded
+
+  void record(const at::Tensor& output) const {
+    if (nodes && output.requires_grad()) nodes->push_back(output.grad_fn());
+  }
+};
+
 /// Returns the sums of `values` over all replicas. A replica that does not count adds zeros. With grad mode on, the
 /// result is differentiable; else `values` may be overwritten.
-at::Tensor sum_of_all(at::Tensor values, ReplicaGroup& group, int64_t replica, bool counts) {
+at::Tensor sum_of_all(at::Tensor values, const Place& place) {
   if (!c10::GradMode::is_enabled()) {
-    if (!counts) values.zero_();
-    group.all_reduce(replica, values);
+    if (!place.counts) values.zero_();
+    place.group->all_reduce(place.replica, values);
     return values;
   }
   // Not zero_(): this replica's graph must reach the sum, since the others wait for it in backward too.
-  if (!counts) values = at::where(at::zeros_like(values, at::kBool), values, 0.0);
-  return SumOfAll::apply(values, &group, replica);
+  if (!place.counts) values = at::where(at::zeros_like(values, at::kBool), values, 0.0);
+  at::Tensor sums = SumOfAll::apply(values, place.group, place.replica);
+  place.record(sums);
+  return sums;
 }
 
 /// Mean and variance of each channel over the rows of all replicas, and the number of values per channel.
@@ -76,9 +90,8 @@ struct Statistics {
   at::Tensor count;
 };
 
-/// Computes the statistics with sums in float64, so that E[x^2] - E[x]^2 does not cancel. Without `counts`, `x` is left
-/// out.
-Statistics statistics_of_all(const at::Tensor& x, ReplicaGroup& group, int64_t replica, bool counts) {
+/// Computes the statistics with sums in float64, so that E[x^2] - E[x]^2 does not cancel.
+Statistics statistics_of_all(const at::Tensor& x, const Place& place) {
   const int64_t channels = x.size(1);
   const int64_t count = x.numel() / channels;
   const auto type = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -88,7 +101,7 @@ Statistics statistics_of_all(const at::Tensor& x, ReplicaGroup& group, int64_t r
   sums.narrow(0, 0, channels).copy_(mean64 * count);
   sums.narrow(0, channels, channels).copy_((var.to(at::kDouble) + mean64 * mean64) * count);
   sums.narrow(0, 2 * channels, 1).fill_(static_cast<double>(count));
-  sums = sum_of_all(sums, group, replica, counts);
+  sums = sum_of_all(sums, place);
   const at::Tensor total = sums.narrow(0, 2 * channels, 1), divisor = total.clamp_min(1);
   const at::Tensor mean_all = sums.narrow(0, 0, channels) / divisor;
   const at::Tensor var_all = (sums.narrow(0, channels, channels) / divisor - mean_all * mean_all).clamp_min_(0);
@@ -98,18 +111,26 @@ Statistics statistics_of_all(const at::Tensor& x, ReplicaGroup& group, int64_t r
 struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             const at::Tensor& bias, const at::Tensor& mean, const at::Tensor& var,
-                            const at::Tensor& count, double eps, ReplicaGroup* group, int64_t replica, bool counts) {
+                            const at::Tensor& count, double eps, const Place* place) {
     context->save_for_backward({x, weight, mean, var, count});
     context->saved_data["eps"] = eps;
-    context->saved_data["group"] = reinterpret_cast<int64_t>(group);
-    context->saved_data["replica"] = replica;
-    context->saved_data["counts"] = counts;
+    context->saved_data["group"] = reinterpret_cast<int64_t>(place->group);
+    context->saved_data["replica"] = place->replica;
+    context->saved_data["counts"] = place->counts;
+    context->saved_data["nodes"] = reinterpret_cast<int64_t>(place->nodes);
     return std::get<0>(at::native_batch_norm(x, weight, bias, mean, var, /*training=*/false, 0, eps));
+  }
+
+  static Place place_of(AutogradContext* context) {
+    auto& saved = context->saved_data;
+    return {reinterpret_cast<ReplicaGroup*>(saved["group"].toInt()), saved["replica"].toInt(), saved["counts"].toBool(),
+            reinterpret_cast<std::vector<std::weak_ptr<torch::autograd::Node>>*>(saved["nodes"].toInt())};
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     if (c10::GradMode::is_enabled()) return differentiable_backward(context, gradients[0]);
     const auto saved = context->get_saved_variables();
+    const Place place = place_of(context);
     const at::Tensor &x = saved[0], &weight = saved[1], &mean = saved[2], &var = saved[3], &count = saved[4];
     const double eps = context->saved_data["eps"].toDouble();
     const at::Tensor dy = gradients[0].contiguous(x.suggest_memory_format());
@@ -117,13 +138,9 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
     const at::Tensor none = at::empty({0}, mean.options());  // CUDA requires defined tensors but does not read them
     const auto [unused, d_weight, d_bias] =
         at::native_batch_norm_backward(dy, x, weight, mean, var, none, none, /*train=*/false, eps, {false, true, true});
-    const bool counts = context->saved_data["counts"].toBool();
-    at::Tensor sums = at::cat({d_weight, d_bias}).to(at::kDouble);
-    if (!counts) sums.zero_();
-    auto* group = reinterpret_cast<ReplicaGroup*>(context->saved_data["group"].toInt());
-    group->all_reduce(context->saved_data["replica"].toInt(), sums);
-    if (!counts) {  // the statistics do not depend on x
-      return {at::zeros_like(x), at::zeros_like(weight), at::zeros_like(weight), {}, {}, {}, {}, {}, {}, {}};
+    const at::Tensor sums = sum_of_all(at::cat({d_weight, d_bias}).to(at::kDouble), place);
+    if (!place.counts) {  // the statistics do not depend on x
+      return {at::zeros_like(x), at::zeros_like(weight), at::zeros_like(weight), {}, {}, {}, {}, {}};
     }
     // dx = weight / std (dy - mean(dy) - (x - mean) / std mean(dy (x - mean) / std)), with means over all rows.
     const int64_t channels = x.size(1);
@@ -133,7 +150,7 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
     const at::Tensor offset = -scale * sums.narrow(0, channels, channels) / count - slope * mean;
     at::Tensor dx = dy * per_channel(scale, x);
     dx.addcmul_(x, per_channel(slope, x)).add_(per_channel(offset, x));
-    return {dx, d_weight, d_bias, {}, {}, {}, {}, {}, {}, {}};
+    return {dx, d_weight, d_bias, {}, {}, {}, {}, {}};
   }
 
   /// The same for a second derivative (create_graph): in operations that autograd records, with statistics that depend
@@ -141,24 +158,22 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
   static variable_list differentiable_backward(AutogradContext* context, const at::Tensor& dy) {
     const auto saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1];
-    auto& group = *reinterpret_cast<ReplicaGroup*>(context->saved_data["group"].toInt());
-    const int64_t replica = context->saved_data["replica"].toInt(), channels = x.size(1);
-    const bool counts = context->saved_data["counts"].toBool();
-    const Statistics all = statistics_of_all(x, group, replica, counts);
+    const Place place = place_of(context);
+    const int64_t channels = x.size(1);
+    const Statistics all = statistics_of_all(x, place);
     const auto type = all.mean.scalar_type();
     const auto over = [&](const at::Tensor& values) { return per_channel(values.to(type), x.to(type)); };
     const at::Tensor inverse_std = (all.var.to(at::kDouble) + context->saved_data["eps"].toDouble()).rsqrt();
     const at::Tensor normal = (x.to(type) - over(all.mean)) * over(inverse_std), slope = dy.to(type);
     const at::Tensor d_weight = (slope * normal).sum(reduced_dims(x)), d_bias = slope.sum(reduced_dims(x));
-    const at::Tensor means =
-        sum_of_all(at::cat({d_weight, d_bias}).to(at::kDouble), group, replica, counts) / all.count.clamp_min(1);
+    const at::Tensor means = sum_of_all(at::cat({d_weight, d_bias}).to(at::kDouble), place) / all.count.clamp_min(1);
     at::Tensor dx = (slope - over(means.narrow(0, channels, channels)) - normal * over(means.narrow(0, 0, channels))) *
                     over(weight * inverse_std);
-    if (!counts) dx = dx * 0;
+    if (!place.counts) dx = dx * 0;
     const auto own = [&](const at::Tensor& gradient) {
-      return (counts ? gradient : gradient * 0).to(weight.scalar_type());
+      return (place.counts ? gradient : gradient * 0).to(weight.scalar_type());
     };
-    return {dx.to(x.scalar_type()), own(d_weight), own(d_bias), {}, {}, {}, {}, {}, {}, {}};
+    return {dx.to(x.scalar_type()), own(d_weight), own(d_bias), {}, {}, {}, {}, {}};
   }
 };
 
@@ -222,9 +237,10 @@ at::Tensor SyncBatchNormImpl::over_all_replicas(const at::Tensor& input) {
     const bool needed = group_->any(replica_, x.requires_grad());
     if (needed && !x.requires_grad()) x = x.detach().requires_grad_();
   }
+  const Place place{group_, replica_, counts_rows_, records_ ? &nodes_ : nullptr};
   const Statistics all = [&] {
     const c10::AutoGradMode no_grad(false);
-    Statistics statistics = statistics_of_all(x, *group_, replica_, counts_rows_);
+    Statistics statistics = statistics_of_all(x, place);
     const at::Tensor unbiased =
         statistics.var * (statistics.count / (statistics.count - 1).clamp_min_(1)).to(statistics.var.dtype());
     const at::Tensor has_rows = statistics.count.gt(0);  // else nothing counts, and the buffers stay
@@ -235,9 +251,8 @@ at::Tensor SyncBatchNormImpl::over_all_replicas(const at::Tensor& input) {
     update(running_var, unbiased);
     return statistics;
   }();
-  at::Tensor y = SyncBatchNormFunction::apply(x, weight, bias, all.mean, all.var, all.count, options.eps, group_,
-                                              replica_, counts_rows_);
-  if (records_) nodes_.push_back(y.grad_fn());
+  at::Tensor y = SyncBatchNormFunction::apply(x, weight, bias, all.mean, all.var, all.count, options.eps, &place);
+  place.record(y);
   return y;
 }
 

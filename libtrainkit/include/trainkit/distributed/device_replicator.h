@@ -44,9 +44,8 @@ class ReplicaGroup {
   /// tensors. Throws absl::BadStatusOrAccess if another replica has failed, instead of waiting for it.
   virtual void all_reduce(int64_t replica, at::Tensor& tensor) = 0;
 
-  /// Whether `value` may be true on any replica, given this one's: exact among the replicas of a process. Between
-  /// processes nothing is sent; there it is `value`, or true with find_unused_parameters. Every replica calls it, in
-  /// the same order. Blocks the host until each replica of this process has called. Throws as all_reduce.
+  /// Whether `value` is true on any replica of this process; ranks do not ask each other. Every replica calls it, in
+  /// the same order. Blocks the host until each has called. Throws as all_reduce.
   virtual bool any(int64_t replica, bool value) = 0;
 };
 

@@ -32,9 +32,9 @@ struct SyncBatchNormOptions {
 /// ordinary BatchNorm. In training each forward exchanges 2 C + 1 numbers and each backward 2 C; all replicas make the
 /// same calls. If another replica fails, the call throws absl::BadStatusOrAccess. With one value per channel and no
 /// other replica, training throws c10::ValueError, as PyTorch does: there is no variance. A frozen layer after a branch
-/// that the rows of some replica skip takes part in backward on each replica; ranks need find_unused_parameters for it. A second derivative is that
-/// of one model on all rows too; each replica takes it, in the same order of calls. Use at most one replica per GPU:
-/// autograd has one backward thread per GPU, so two replicas would deadlock.
+/// that the rows of some replica skip takes part in backward on each replica; on ranks the step ends with dist.peer. A
+/// second derivative is that of one model on all rows too; each replica takes it, in the same order of calls. Use at
+/// most one replica per GPU: autograd has one backward thread per GPU, so two replicas would deadlock.
 ///
 /// Source: torch.nn.SyncBatchNorm (PyTorch 2.11), which has no CPU kernels and is not in LibTorch.
 class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
@@ -51,10 +51,11 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
 
   /// Sets the group; called by DeviceReplicator. `group` must outlive every forward in training.
   void bind(ReplicaGroup* group, int64_t replica);
-  /// Begins to record the autograd nodes of the forwards that synchronise. Without `counts_rows`, their rows are left
+  /// Begins to record the autograd nodes that synchronise. Without `counts_rows`, their rows are left
   /// out of the statistics. Called by TrainStep.
   void begin_recording(bool counts_rows);
-  /// The nodes since begin_recording(), null for a forward without gradients.
+  /// The nodes since begin_recording() that wait for other replicas in backward: those of forwards with gradients, and
+  /// of derivatives that are differentiated again.
   const std::vector<std::weak_ptr<torch::autograd::Node>>& nodes() const { return nodes_; }
 
   SyncBatchNormOptions options;
