@@ -90,11 +90,11 @@ std::vector<std::string> compare(const Record& ours, const Record& theirs, const
     double allowed = 0;
     if (tolerance.relative > 0 && !is_exact(name)) {
       // A gradient that should be 0 (of a bias before BatchNorm) is noise of the others' size.
-      const double noise = tolerance.permuted ? 1 : 1e-6;
+      const double noise = tolerance.reordered.empty() ? 1e-6 : 1;
       const double scale = std::max(norm_of(their), noise * std::sqrt(squares[kind_of(name)]));
       allowed = tolerance.relative * std::max(scale, 1e-6);
-      if (tolerance.permuted && tolerance.permuted->contains(name)) {
-        allowed = std::max(allowed, 4 * distance(their, tolerance.permuted->at(name)));
+      for (const Record& other : tolerance.reordered) {
+        if (other.contains(name)) allowed = std::max(allowed, 4 * distance(their, other.at(name)));
       }
     }
     if (!(difference <= allowed)) {

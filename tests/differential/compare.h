@@ -10,8 +10,8 @@ namespace trainkit::differential {
 
 struct Tolerance {
   double relative = 1e-7;  ///< of a tensor's norm; 0: bit by bit
-  /// The other side with the rows of each batch in another order: four times its distance passes too.
-  const Record* permuted = nullptr;
+  /// The other side with the rows of each batch in other orders: four times their distance passes too.
+  std::vector<Record> reordered = {};
   bool only_common = false;  ///< compares the names that both have
 };
 

@@ -100,7 +100,7 @@ void draw_layers(Dice& dice, Spec& spec) {
     if (layer.out > 0 && spec.tied_head) layer.out = width;  // the head needs the embedding's width
     const bool has_weights = layer.out > 0 || (layer.kind.ends_with("_norm") && !layer.no_bias);
     if (has_weights && dice.chance(25)) layer.frozen = true;
-    if (has_weights && dice.chance(30)) layer.change_at = dice.between(2, 4);
+    if (has_weights && dice.chance(40)) layer.change_at = dice.between(2, 4);
     if (layer.kind == "batch_norm" && layer.frozen && dice.chance(60)) layer.eval = true;
     // A layer may use the module of an earlier one of the same kind and width.
     for (size_t j = 0; j < spec.layers.size(); ++j) {
@@ -197,7 +197,7 @@ void draw_loop(Dice& dice, Spec& spec) {
     if (dice.chance(60)) spec.steps = 0;
   }
   if (spec.evaluate_every > 0) {
-    spec.early_stopping = dice.chance(30) ? dice.between(1, 2) : 0;
+    spec.early_stopping = dice.chance(45) ? dice.between(1, 2) : 0;
     spec.plateau = dice.chance(40) ? dice.between(1, 2) : 0;
     spec.best = dice.chance(40);
   }

@@ -108,7 +108,7 @@ Oracle::~Oracle() {
   ::waitpid(pid_, nullptr, 0);
 }
 
-Record Oracle::run(const Spec& spec, bool permuted) const {
+Record Oracle::run(const Spec& spec, int64_t order) const {
   Record tensors;
   const auto net = make_net(spec);
   for (const auto& parameter : net->named_parameters()) put(tensors, "first/" + parameter.key(), parameter.value());
@@ -117,7 +117,7 @@ Record Oracle::run(const Spec& spec, bool permuted) const {
     for (const auto& [name, tensor] : evaluation_columns(spec)) put(tensors, "evaluation/" + name, tensor);
   }
   put(tensors, "order", orders(spec));
-  nlohmann::json header{{"spec", full_json(spec)}, {"permuted", permuted}};
+  nlohmann::json header{{"spec", full_json(spec)}, {"order", order}};
   send(to_, header, tensors);
   return receive(from_);
 }

@@ -18,9 +18,9 @@ class Oracle {
   Oracle(const Oracle&) = delete;
   Oracle& operator=(const Oracle&) = delete;
 
-  /// Runs `spec` with the library's first weights, rows and order of rows. `permuted` changes the order of the rows
-  /// within each batch. An exception in Python becomes an entry "error/<text>".
-  Record run(const Spec& spec, bool permuted = false) const;
+  /// Runs `spec` with the library's first weights, rows and order of rows. `order` above 0 changes the order of the
+  /// rows within each batch. An exception in Python becomes an entry "error/<text>".
+  Record run(const Spec& spec, int64_t order = 0) const;
   pid_t pid() const { return pid_; }
 
  private:

@@ -1,7 +1,7 @@
 """Runs programs of tests/differential with PyTorch: python oracle < requests > answers.
 
 A message is a length (8 bytes), a JSON header of that length, and the bytes of its tensors. A request has the program
-({"spec": ..., "permuted": ..., "tensors": [[name, dtype, shape], ...]}), an answer is the list of tensors of the record.
+({"spec": ..., "order": ..., "tensors": [[name, dtype, shape], ...]}), an answer is the list of tensors of the record.
 """
 import json
 import struct
@@ -54,7 +54,7 @@ def main():
         header, tensors = read_message()
         try:
             loop = StepLoop if header["spec"]["loop"] == "step" else TrainerLoop
-            record = loop(header["spec"], tensors, header["permuted"]).run()
+            record = loop(header["spec"], tensors, header["order"]).run()
         except Exception as error:  # the library may refuse the program too
             record = {f"error/{type(error).__name__}: {error}": 1.0}
         write_message(out, record)

@@ -9,8 +9,8 @@ from optimizers import Optimizers, make_schedule
 class Program:
     """A subclass has run_loop()."""
 
-    def __init__(self, spec, tensors, permuted):
-        self.spec, self.permuted = spec, permuted
+    def __init__(self, spec, tensors, row_order):
+        self.spec, self.row_order = spec, row_order
         part = lambda prefix: {n[len(prefix):]: t for n, t in tensors.items() if n.startswith(prefix)}
         self.train, self.evaluation, self.order = part("train/"), part("evaluation/"), tensors["order"]
         self.net = make_net(spec, part("first/"))
@@ -34,8 +34,8 @@ class Program:
         batch = {name: column[indices] for name, column in self.train.items()}
         if self.spec["keeps"]:
             self.kept.append(batch["y"])
-        if self.permuted:
-            mix = torch.arange(len(indices)).roll(1).flip(0)
+        if self.row_order:
+            mix = torch.arange(len(indices)).roll(self.row_order).flip(0)
             batch = {name: column[mix] for name, column in batch.items()}
         return batch
 
