@@ -3,9 +3,11 @@
 #include <torch/torch.h>
 
 #include <filesystem>
+#include <optional>
 
 #include "model.h"
 #include "run.h"
+#include "temp_dir.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/logger.h"
 #include "trainkit/train/checkpoint.h"
@@ -109,7 +111,9 @@ class Training {
     FitOptions fit{.validation = validation_.get(), .logger = &logger_};
     if (spec_.best) {
       best = std::make_unique<BestModel>(
-          BestModel::open(setup_.folder, setup_.resumes ? trainer.options().resume : "", {}).value());
+          BestModel::open(setup_.folder.empty() ? own_folder_.emplace().path().string() : setup_.folder,
+                          setup_.resumes ? trainer.options().resume : "", {})
+              .value());
       fit.on_evaluation = [&](int64_t step, Metrics& metrics) {
         offered_.Update(best->offer(step, metrics.at("loss"), *devices_->module()));
       };
@@ -139,6 +143,7 @@ class Training {
   std::unique_ptr<DeviceReplicator> devices_;
   std::unique_ptr<Prefetcher> loader_, validation_;
   RecordLogger logger_;
+  std::optional<test::TempDir> own_folder_;  // of the best weights, without a folder of the run
   std::vector<at::Tensor> kept_;
   absl::Status offered_;
   std::atomic<int64_t> calls_ = 0;
