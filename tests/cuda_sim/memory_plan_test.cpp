@@ -71,7 +71,7 @@ class Runs {
   /// Returns summary.json of a run of a few steps.
   nlohmann::json run(const Setting& setting) const {
     std::vector<std::string> arguments = flags(setting);
-    std::vector<std::string> device = {"CUDA_SIM_CC=80"};
+    std::vector<std::string> device = {"CUDA_SIM_CC=80", "CUDA_SIM_NUMBERS=0"};  // only memory is compared
     std::string program = model_.program;
     if (setting.strategy == "eager") arguments.insert(arguments.end(), {"--cuda_graph", "off"});
     if (setting.strategy.starts_with("dp"))

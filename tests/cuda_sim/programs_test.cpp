@@ -16,7 +16,9 @@ const std::vector<std::string> kThreeGpus = {
 /// The device's counts in a run with three GPUs without evaluations.
 nlohmann::json counts(const Runs& runs, const std::string& name, const std::vector<std::string>& more) {
   const std::string report = runs.dir / (name + ".json");
-  Setting setting{.flags = kThreeGpus, .device = {"CUDA_SIM_DEVICES=3", "CUDA_SIM_REPORT=" + report}, .devices = 3};
+  Setting setting{.flags = kThreeGpus,
+                  .device = {"CUDA_SIM_DEVICES=3", "CUDA_SIM_NUMBERS=0", "CUDA_SIM_REPORT=" + report},
+                  .devices = 3};
   setting.flags.insert(setting.flags.end(), more.begin(), more.end());
   runs.run(name, setting);
   return nlohmann::json::parse(read_text(report));

@@ -105,7 +105,7 @@ TEST_CASE("trainkit scale predicts the collectives of a step and the bytes that 
       Runs runs(trainer);
       const Setting setting{.flags = {"--device", "cuda", "--precision", "fp32", "--eval_every", "0", "--save_every",
                                       "1000", "--drop_last", "--shard", shard},
-                            .device = {"CUDA_SIM_DEVICES=" + std::to_string(ranks)},
+                            .device = {"CUDA_SIM_DEVICES=" + std::to_string(ranks), "CUDA_SIM_NUMBERS=0"},
                             .devices = ranks,
                             .ranks = ranks};
       const auto warm = counted(runs, "scale_" + shard, kWarm, setting);
