@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """The project's own checks, beyond those of compilers and formatters.
 
-    tests/lint/check.py [--root DIR] [--build DIR] [CHECK ...]
+    tests/lint/check.py [--root DIR] [--build DIR] [--print] [CHECK ...]
 
 Each check is a function that yields problems, one line each: "file:line: problem". The quick ones are tests of every
-build (lint.<check>); those that need --build (a built tree) run in `./dev lint`. Exit status: 0 without problems, else
-1.
+build (lint.<check>); those that need --build (a built tree) run in `./dev lint`. `cycles --print` shows the
+cycles between folders. Exit status: 0 without problems, else 1.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "docs/tools"))
 import errors
 import figures
+import folders
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include\s+"trainkit/(\w+)/([\w/]+\.h)"', re.M)
 
@@ -70,24 +71,6 @@ class Tree:
             depends = re.search(r"\bDEPENDS\s+([a-z_\s]+?)(?=[A-Z)])", self.read(name))
             reachable[module] = {module}.union(*(reachable.get(d, {d}) for d in (depends.group(1).split() if depends else [])))
         return reachable
-
-
-def check_layers(tree):
-    """No module includes one above it or one that its CMakeLists.txt does not declare."""
-    order = tree.modules()
-    declared = tree.dependencies()
-    for name in tree.matching(r"^libtrainkit/(include/trainkit|src)/\w+/.*\.(h|cpp|cu)$"):
-        module = name.split("/")[3 if "/include/" in name else 2]
-        if module not in order:
-            yield f"{name}: module '{module}' is not in the list of libtrainkit/CMakeLists.txt"
-            continue
-        text = tree.read(name)
-        for match in INCLUDE.finditer(text):
-            where, used = f"{name}:{line_of(text, match.start())}", match.group(1)
-            if used not in order or order.index(used) > order.index(module):
-                yield f"{where}: {module} includes {used}, which is above it"
-            elif module in declared and used not in declared[module]:
-                yield f"{where}: {module} includes {used}, which its CMakeLists.txt does not name under DEPENDS"
 
 
 UMBRELLA = "libtrainkit/include/trainkit/trainkit.h"
@@ -173,6 +156,16 @@ def check_source_lines(tree):
         for line, length, head in functions(text):
             if length > MAX_FUNCTION_LINES and not any(f" {table}(" in head for table in LONG_TABLES):
                 yield f"{name}:{line}: a function has {length} lines, more than {MAX_FUNCTION_LINES}"
+
+
+def check_layers(tree):
+    """Every folder of the library includes only those that the table of libtrainkit/README.md names."""
+    yield from folders.check_layers(tree)
+
+
+def check_cycles(tree):
+    """No folders of the library include each other, except those in tests/lint/cycles.txt."""
+    yield from folders.check_cycles(tree)
 
 
 def check_headers_listed(tree):
@@ -363,16 +356,18 @@ def check_symbols(tree, build):
                 yield f"{library.name}: calls {symbol}"
 
 
-QUICK = [check_layers, check_umbrella, check_surface, check_source_lines, check_headers_listed, check_file_functions, check_paths,
-         check_conflicts, check_links, check_readme, check_promises, check_errors, check_figures, check_pictures,
-         check_plain_english]
+QUICK = [check_layers, check_cycles, check_umbrella, check_surface, check_source_lines,
+         check_headers_listed, check_file_functions, check_paths, check_conflicts, check_links, check_readme,
+         check_promises, check_errors, check_figures, check_pictures, check_plain_english]
 WITH_BUILD = [check_symbols]
+TABLES = {"cycles": folders.print_cycles}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", default=pathlib.Path(__file__).parents[2])
     parser.add_argument("--build", type=pathlib.Path)
+    parser.add_argument("--print", action="store_true", help="print what the check `cycles` finds")
     parser.add_argument("checks", nargs="*")
     arguments = parser.parse_args()
     tree = Tree(arguments.root)
@@ -380,6 +375,8 @@ def main():
     for check in QUICK + (WITH_BUILD if arguments.build else []):
         if arguments.checks and check.__name__[6:] not in arguments.checks:
             continue
+        if arguments.print and check.__name__[6:] in TABLES:
+            print("\n".join(TABLES[check.__name__[6:]](tree)))
         problems = list(check(tree, arguments.build.resolve()) if check in WITH_BUILD else check(tree))
         print(f"{check.__name__[6:]}: {len(problems) or 'no'} problem{'s' if len(problems) > 1 else ''}")
         for problem in problems:

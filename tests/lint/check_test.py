@@ -23,6 +23,10 @@ CLEAN = {
     "libtrainkit/include/trainkit/optim/c.h": "#pragma once\n",
     "libtrainkit/include/trainkit/trainkit.h": "".join(
         f'#include "trainkit/{name}"\n' for name in ("core/a.h", "data/b.h", "optim/c.h")),
+    "libtrainkit/README.md": "| folder | what lives there | where data enters and leaves | may include |\n|---|---|---|---|\n"
+                             "| `core` | a | | |\n| `data` | b | | `core` |\n| `optim` | c | | |\n\n| folder |\n",
+    "tests/lint/folders.txt": "",
+    "tests/lint/cycles.txt": "# none\n",
     "examples/readme.cpp": "int main() {}\n",
     "README.md": "# Name\n[page](docs/page.md#a-heading)\n```cpp\nint main() {}\n```\n",
     "docs/page.md": "# A heading\n",
@@ -50,11 +54,81 @@ class CheckTest(unittest.TestCase):
         self.assertEqual(self.problems(check.check_promises, {**tests, **page}), [])
         self.finds(check.check_promises, page, "reliability.md:1: there is no test")
 
-    def test_a_module_that_includes_one_above_it(self):
-        self.finds(check.check_layers, {"libtrainkit/src/core/a.cpp": '#include "trainkit/data/b.h"\n'}, "above it")
+    TABLE = CLEAN["libtrainkit/README.md"]
+
+    def test_a_folder_that_includes_one_that_its_row_does_not_name(self):
+        header = {"libtrainkit/src/data/c.h": ""}
+        for name, include in (("core/a.cpp", "trainkit/data/b.h"), ("optim/c.cpp", "trainkit/core/a.h"), ("core/a.h", "data/c.h")):
+            self.assertEqual(self.problems(check.check_layers, header), [])
+            problems = self.problems(check.check_layers, {**header, f"libtrainkit/src/{name}": f'\n#include "{include}"\n'})
+            self.assertEqual(len(problems), 1, problems)
+            self.assertIn(f"{name}:2: {name.split('/')[0]} may not include", problems[0])
 
     def test_a_module_that_includes_one_it_does_not_declare(self):
-        self.finds(check.check_layers, {"libtrainkit/src/optim/c.cpp": '\n#include "trainkit/data/b.h"\n'}, "c.cpp:2")
+        changes = {"libtrainkit/README.md": self.TABLE.replace("c | | |", "c | | `data` |"),
+                   "libtrainkit/src/optim/c.cpp": '\n#include "trainkit/data/b.h"\n'}
+        self.finds(check.check_layers, changes, "c.cpp:2: optim includes data, which its CMakeLists.txt")
+
+    def test_an_include_that_leads_to_no_file(self):
+        self.finds(check.check_layers, {"libtrainkit/src/data/b.cpp": '#include "gone.h"\n'}, "b.cpp:1: there is no file gone.h")
+
+    def test_a_table_that_does_not_fit_the_folders(self):
+        for table, words in ((self.TABLE.replace("| `optim` | c | | |\n", ""), "are not those of libtrainkit/CMakeLists.txt"),
+                             (self.TABLE.replace("a | | |", "a | | `data` |"), "README.md:3: core may include data, which is not above"),
+                             (self.TABLE.replace("a | | |", "a | | `io` |"), "README.md:3: core may include io, which is no folder"),
+                             (self.TABLE.replace("c | | |", "c | | `core` |"), "README.md:5: optim does not include core"),
+                             (self.TABLE.replace("| `optim`", "| `data/x` | d | | |\n| `optim`"), "there is no file in data/x")):
+            self.assertIn(words, "\n".join(self.problems(check.check_layers, {"libtrainkit/README.md": table})))
+        self.finds(check.check_layers, {"libtrainkit/src/data/new/b.cpp": ""}, "has no folder data/new")
+
+    def test_a_folder_below_a_module(self):
+        table = self.TABLE.replace("| `optim`", "| `data/step` | d | | `core` |\n| `data/run` | e | | `data/step` |\n| `optim`")
+        files = {"libtrainkit/README.md": table, "libtrainkit/src/data/step/s.cpp": '#include "trainkit/core/a.h"\n#include "own.h"\n',
+                 "libtrainkit/src/data/step/own.h": "", "libtrainkit/src/data/run/r.cpp": '#include "data/step/own.h"\n#include "r.h"\n',
+                 "libtrainkit/src/data/run/r.h": "", "libtrainkit/include/trainkit/data/s.h": "",
+                 "libtrainkit/src/optim/o.cpp": ""}
+        self.assertEqual(self.problems(check.check_layers, files), [])
+        for name, include, words in (("data/step/s.cpp", "data/run/r.h", "s.cpp:3: data/step may not include data/run"),
+                                     ("data/step/s.cpp", "trainkit/data/b.h", "s.cpp:3: data/step may not include data ("),
+                                     ("optim/o.cpp", "trainkit/data/s.h", "o.cpp:1: optim may not include data/step")):
+            name = f"libtrainkit/src/{name}"
+            problems = self.problems(check.check_layers, {**files, name: files[name] + f'#include "{include}"\n'})
+            self.assertEqual(len(problems), 1, problems)
+            self.assertIn(words, problems[0])
+
+    CYCLE = {
+        "tests/lint/folders.txt": "core/base: core/a\ncore/files: core/f\ncore/late: core/l\n",
+        "libtrainkit/src/core/a.cpp": '#include "f.h"\n',
+        "libtrainkit/src/core/f.h": '\n#include "core/l.h"\n',
+        "libtrainkit/src/core/l.h": '#include "trainkit/core/a.h"\n',
+        "tests/lint/cycles.txt": "core/base > core/files > core/late\n",
+    }
+
+    def test_a_cycle_that_is_not_listed(self):
+        self.assertEqual(self.problems(check.check_cycles, self.CYCLE), [])
+        problems = self.problems(check.check_cycles, {**self.CYCLE, "tests/lint/cycles.txt": ""})
+        self.assertEqual(len(problems), 1, problems)
+        self.assertIn("a.cpp:1: includes f.h and closes the cycle core/base > core/files > core/late", problems[0])
+        problems = self.problems(check.check_cycles, {**self.CYCLE, "libtrainkit/src/core/f.cpp": '#include "trainkit/core/a.h"\n'})
+        self.assertEqual(len(problems), 1, problems)
+        self.assertIn("closes the cycle core/base > core/files", problems[0])
+
+    def test_a_listed_cycle_that_is_gone(self):
+        problems = self.problems(check.check_cycles, {**self.CYCLE, "libtrainkit/src/core/l.h": ""})
+        self.assertEqual(problems, ["tests/lint/cycles.txt:1: the cycle core/base > core/files > core/late is gone: remove the line"])
+
+    def test_a_file_without_a_planned_folder(self):
+        problems = self.problems(check.check_cycles, {**self.CYCLE, "libtrainkit/src/core/n.cpp": ""})
+        self.assertEqual(problems, ["tests/lint/folders.txt: does not name the folder of core/n"])
+
+    def test_a_file_that_has_moved_to_its_folder(self):
+        moved = {**self.CYCLE, "libtrainkit/src/core/f.h": b"", "libtrainkit/src/core/late/l.h": self.CYCLE["libtrainkit/src/core/l.h"],
+                 "libtrainkit/src/core/files/f.h": '#include "core/late/l.h"\n', "libtrainkit/src/core/a.cpp": '#include "core/files/f.h"\n'}
+        del moved["libtrainkit/src/core/l.h"], moved["libtrainkit/src/core/f.h"]
+        problems = self.problems(check.check_cycles, moved)
+        self.assertEqual(problems, [f"tests/lint/folders.txt:{line}: no file core/{stem} waits for a folder: remove it"
+                                    for line, stem in ((2, "f"), (3, "l"))])
+        self.assertEqual(self.problems(check.check_cycles, {**moved, "tests/lint/folders.txt": "core/base: core/a\n"}), [])
 
     def test_an_umbrella_that_includes_a_missing_header(self):
         umbrella = CLEAN[check.UMBRELLA] + '#include "trainkit/optim/gone.h"\n'
