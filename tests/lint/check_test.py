@@ -9,6 +9,7 @@ import unittest
 import unittest.mock
 
 import check
+import classes
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "docs/tools"))
 import errors
@@ -27,6 +28,7 @@ CLEAN = {
                              "| `core` | a | | |\n| `data` | b | | `core` |\n| `optim` | c | | |\n\n| folder |\n",
     "tests/lint/folders.txt": "",
     "tests/lint/cycles.txt": "# none\n",
+    "tests/lint/classes.txt": "# none\n",
     "examples/readme.cpp": "int main() {}\n",
     "README.md": "# Name\n[page](docs/page.md#a-heading)\n```cpp\nint main() {}\n```\n",
     "docs/page.md": "# A heading\n",
@@ -130,6 +132,70 @@ class CheckTest(unittest.TestCase):
                                     for line, stem in ((2, "f"), (3, "l"))])
         self.assertEqual(self.problems(check.check_cycles, {**moved, "tests/lint/folders.txt": "core/base: core/a\n"}), [])
 
+    def test_classes_that_are_larger_than_the_list_grants(self):
+        def header(methods, members):
+            return {"libtrainkit/src/data/b.h": "class Large {\n" + "  void f();\n" * methods + "  int x_;\n" * members + "};\n"}
+        self.assertEqual(self.problems(check.check_classes, header(25, 15)), [])
+        self.finds(check.check_classes, header(26, 0), "b.h:1: Large has 26 methods and 0 data members")
+        self.finds(check.check_classes, header(1, 16), "Large has 1 methods and 16 data members")
+        self.assertEqual(self.problems(check.check_classes, header(0, 16)), [])
+        listed = {"tests/lint/classes.txt": "# classes\nLarge 30 20  # reason\n"}
+        self.assertEqual(self.problems(check.check_classes, {**header(30, 20), **listed}), [])
+        for sizes, words in (((31, 20), "Large grew from 30 methods and 20 data members to 31 and 20"), ((30, 21), "grew"), ((31, 1), "grew"),
+                             ((29, 20), "classes.txt:2: Large is smaller now: write 'Large 29 20'"),
+                             ((25, 15), "classes.txt:2: Large has at most 25 methods and 15 data members now: remove the line")):
+            problems = self.problems(check.check_classes, {**header(*sizes), **listed})
+            self.assertEqual(len(problems), 1, problems)
+            self.assertIn(words, problems[0])
+
+    def test_methods_and_data_members_are_counted_as_they_are_declared(self):
+        code = """
+#define CLASS class Macro { int x; };
+namespace { enum class Kind : int { kA, kB }; }
+template <class T, int N = (1 << 3)>
+class alignas(sizeof(T) * 2) [[nodiscard]] A final : public B<T>, C {
+ public:
+  A() = default;
+  A(const A&) = delete;
+  explicit A(int x) : x_(x), names_{"}", "{"}, b_{x} {}  // class D { void f(); };
+  ~A() override { stop(); }
+  A& operator=(A&&) noexcept;
+  bool operator()(int a, int b = 3) const { return a < b; }
+  template <class F>
+  static std::function<void(int)> wrap(F&& f) requires std::is_enum_v<F>;
+  std::optional<std::pair<int, int>> find() const ABSL_LOCKS_EXCLUDED(mutex_);
+  virtual void run() = 0;
+  friend class Other;
+  friend bool operator==(const A&, const A&) { return true; }
+  using Clock = std::chrono::steady_clock;
+  static_assert(sizeof(int) == 4);
+  struct Options { int a = 0; std::vector<int> b = {1, 2}; };
+  class Impl;
+  enum { kOne, kTwo };
+
+ private:
+  static constexpr int kLimit = 3;
+  std::function<void(int, int)> on_done_ = [](int, int) {};
+  void (*callback_)(int) = nullptr;
+  int x_ = 0, y_ = 1;
+  std::atomic<int> b_{0};
+  char text_[8] = {';', '(', '"'};
+  std::map<int, int> names_ ABSL_GUARDED_BY(mutex_);
+  const char* raw_ = R"x(void f(); })x";
+  struct { int z; } unnamed_;
+};
+class A::Impl {
+  int x_;
+  void f() { struct Local { void g(); int y; }; }
+};
+"""
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "libtrainkit/src/data/a.h"
+            path.parent.mkdir(parents=True)
+            path.write_text(code)
+            found = {c.name: (c.methods, c.members, c.where.rpartition(":")[2]) for c in classes.classes(check.Tree(folder))}
+        self.assertEqual(found, {"A": (7, 9, "5"), "A::Options": (0, 2, "21"), "A::Impl": (1, 1, "36"), "A::Impl::Local": (1, 1, "38")})
+
     def test_an_umbrella_that_includes_a_missing_header(self):
         umbrella = CLEAN[check.UMBRELLA] + '#include "trainkit/optim/gone.h"\n'
         self.finds(check.check_umbrella, {check.UMBRELLA: umbrella}, "does not exist")
@@ -150,13 +216,11 @@ class CheckTest(unittest.TestCase):
             self.assertEqual(len(problems), 1, problems)
             self.assertIn(words, problems[0])
 
-    def test_a_source_that_is_too_long(self):
-        for name in ("libtrainkit/src/data/b.cpp", "tests/data/b_test.cpp"):
-            self.finds(check.check_source_lines, {name: "\n" * 401}, "has 401 lines")
+    def test_a_function_that_is_too_long(self):
         body = "  run();\n"
         for lines, problems in ((58, 0), (60, 1)):
             source = f"int f(int a,\n      int b) {{\n{body * (lines - 1)}}}\n\nclass C {{\n  void g() const {{\n{('  ' + body) * (lines - 1)}  }}\n}};\n"
-            found = self.problems(check.check_source_lines, {"libtrainkit/src/data/b.cpp": source})
+            found = self.problems(check.check_function_lines, {"libtrainkit/src/data/b.cpp": source})
             self.assertEqual(len(found), 2 * problems, found)
 
     def test_an_umbrella_in_another_order(self):
