@@ -122,9 +122,9 @@ def check_layers(tree):
             elif order.index(other) >= order.index(folder) and (folder, other) not in on_cycles:
                 yield f"{row.where}: {folder} may include {other}, which is not above it"
     used = collections.defaultdict(set)
-    for name in library.sources:
-        if library.row(name, rows) is None:
-            yield f"{name}: the table of {README} has no folder {library.sources[name]['folder']}"
+    unknown = {match["folder"]: name for name, match in library.sources.items() if library.row(name, rows) is None}
+    for folder, name in unknown.items():
+        yield f"{name}: the table of {README} has no folder {folder}"
     for include in library.includes:
         if include.target not in library.sources:
             if include.target is None:
