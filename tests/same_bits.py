@@ -16,6 +16,7 @@ import sys
 LEFT_OUT = {
     "config.yaml": "a later version may have more settings",
     "run.json": "times, process ids, the run's id, the machine, versions",
+    "best.before.safetensors": "the best weights before, kept until the next checkpoint is complete",
     "report.html": "shows run.json and times",
     "loss.svg": "a picture of metrics.jsonl, which is compared",
     "tensorboard": "events with times, in files named by time, process and run",

@@ -71,18 +71,18 @@ train() {
   [ "$ranks" = 1 ] || launch=("$build/bin/trainkit" launch --nproc_per_node "$ranks" --)
   mkdir -p "$folder"
   (cd "$folder" && "${launch[@]}" "$build/bin/$program" --output_dir run "$@") >>"$folder/log" 2>&1 && return
-  printf 'FAILED  %s, %s ranks, %s: %s\n' "$program" "$ranks" "$folder" "$(tail -n 3 "$folder/log" | tr '\n' ' ')"
+  printf 'FAILED  %s, ranks %s, %s: %s\n' "$program" "$ranks" "${folder##*/}" "$(tail -n 3 "$folder/log" | tr '\n' ' ')"
   return 1
 }
 
 # compare PROGRAM RANKS KIND A B
-compare() { python3 "$root/tests/same_bits.py" "$1, $2 ranks, $3" "$4/run" "$5/run"; }
+compare() { python3 "$root/tests/same_bits.py" "$1, ranks $2, $3" "$4/run" "$5/run"; }
 
 # run_program PROGRAM RANKS: makes and compares the runs of a program.
 run_program() {
   local program=$1 ranks=$2 place=$work/$1-$2 failed=0
   local common=(--device cpu --seed 3 --threads 1 --num_workers 1 --epochs 100 --early_stopping 0 --scheduler constant
-                --warmup_steps 0 --ema 0.9 --log_every 2 --save_every 3 --eval_every 6 --keep_last 0 --no-plan_memory
+                --warmup_steps 0 --ema 0.9 --log_every 2 --save_every 3 --eval_every 6 --keep_last 1 --no-plan_memory
                 --no-use_tensorboard $(flags_of "$program"))
   train "$before" "$program" "$ranks" "$place/whole-before" "${common[@]}" --max_steps "$steps" &&
     train "$now" "$program" "$ranks" "$place/whole-now" "${common[@]}" --max_steps "$steps" &&
@@ -92,6 +92,7 @@ run_program() {
   train "$before" "$program" "$ranks" "$place/resumed-before" --resume latest --max_steps "$steps" &&
     train "$now" "$program" "$ranks" "$place/resumed-now" --resume latest --max_steps "$steps" &&
     compare "$program" "$ranks" resumed "$place/resumed-before" "$place/resumed-now" || failed=1
+  [ $failed = 1 ] || rm -r "$place"
   return $failed
 }
 
