@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """The project's own checks, beyond those of compilers and formatters.
 
-    tests/lint/check.py [--root DIR] [--build DIR] [CHECK ...]
+    tests/lint/check.py [--root DIR] [--build DIR] [--print] [CHECK ...]
 
 Each check is a function that yields problems, one line each: "file:line: problem". The quick ones are tests of every
-build (lint.<check>); those that need --build (a built tree) run in `./dev lint`. Exit status: 0 without problems, else
-1.
+build (lint.<check>); those that need --build (a built tree) run in `./dev lint`. `classes --print` shows the ten
+largest classes, `cycles --print` the cycles between folders. Exit status: 0 without problems, else 1.
 """
 
 import argparse
@@ -15,8 +15,10 @@ import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "docs/tools"))
+import classes
 import errors
 import figures
+import folders
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include\s+"trainkit/(\w+)/([\w/]+\.h)"', re.M)
 
@@ -72,24 +74,6 @@ class Tree:
         return reachable
 
 
-def check_layers(tree):
-    """No module includes one above it or one that its CMakeLists.txt does not declare."""
-    order = tree.modules()
-    declared = tree.dependencies()
-    for name in tree.matching(r"^libtrainkit/(include/trainkit|src)/\w+/.*\.(h|cpp|cu)$"):
-        module = name.split("/")[3 if "/include/" in name else 2]
-        if module not in order:
-            yield f"{name}: module '{module}' is not in the list of libtrainkit/CMakeLists.txt"
-            continue
-        text = tree.read(name)
-        for match in INCLUDE.finditer(text):
-            where, used = f"{name}:{line_of(text, match.start())}", match.group(1)
-            if used not in order or order.index(used) > order.index(module):
-                yield f"{where}: {module} includes {used}, which is above it"
-            elif module in declared and used not in declared[module]:
-                yield f"{where}: {module} includes {used}, which its CMakeLists.txt does not name under DEPENDS"
-
-
 UMBRELLA = "libtrainkit/include/trainkit/trainkit.h"
 # Networks: programs include only those that they use, because LibTorch's module headers take long to compile.
 NOT_IN_UMBRELLA = {f"nn/{name}.h" for name in ("gpt2", "lora", "resnet18", "transformer")}
@@ -137,7 +121,6 @@ def check_surface(tree):
         yield f"libtrainkit/include: {types} types, more than {MAX_PUBLIC_TYPES}"
 
 
-MAX_SOURCE_LINES = 400
 MAX_FUNCTION_LINES = 60
 LONG_TABLES = {"known_scenes", "onnx_tensor_operations"}  # functions that return a table
 NO_FUNCTION = re.compile(r"[ \t]*(namespace|class|struct|enum|union|extern|template <[^>]*> (class|struct))\b")
@@ -160,19 +143,27 @@ def functions(text):
                 start = number
 
 
-def check_source_lines(tree):
-    """No source is longer than MAX_SOURCE_LINES, and no function of the library, of a trainer or of an example is longer
-    than MAX_FUNCTION_LINES."""
-    for name in tree.matching(r"^(libtrainkit|apps|examples|tests|bench)/.*\.(h|cpp|cu|cuh)$"):
-        text = tree.read(name)
-        lines = text.count("\n")
-        if lines > MAX_SOURCE_LINES:
-            yield f"{name}: has {lines} lines, more than {MAX_SOURCE_LINES}"
-        if name.startswith(("tests/", "bench/")):
-            continue
-        for line, length, head in functions(text):
+def check_function_lines(tree):
+    """No function of the library, of a trainer or of an example is longer than MAX_FUNCTION_LINES."""
+    for name in tree.matching(r"^(libtrainkit|apps|examples)/.*\.(h|cpp|cu|cuh)$"):
+        for line, length, head in functions(tree.read(name)):
             if length > MAX_FUNCTION_LINES and not any(f" {table}(" in head for table in LONG_TABLES):
                 yield f"{name}:{line}: a function has {length} lines, more than {MAX_FUNCTION_LINES}"
+
+
+def check_layers(tree):
+    """Every folder of the library includes only those that the table of libtrainkit/README.md names."""
+    yield from folders.check_layers(tree)
+
+
+def check_cycles(tree):
+    """No folders of the library include each other, except those in tests/lint/cycles.txt."""
+    yield from folders.check_cycles(tree)
+
+
+def check_classes(tree):
+    """No class has more methods or data members than the goal, or than tests/lint/classes.txt grants it."""
+    yield from classes.check(tree)
 
 
 def check_headers_listed(tree):
@@ -363,16 +354,18 @@ def check_symbols(tree, build):
                 yield f"{library.name}: calls {symbol}"
 
 
-QUICK = [check_layers, check_umbrella, check_surface, check_source_lines, check_headers_listed, check_file_functions, check_paths,
-         check_conflicts, check_links, check_readme, check_promises, check_errors, check_figures, check_pictures,
-         check_plain_english]
+QUICK = [check_layers, check_cycles, check_classes, check_umbrella, check_surface, check_function_lines,
+         check_headers_listed, check_file_functions, check_paths, check_conflicts, check_links, check_readme,
+         check_promises, check_errors, check_figures, check_pictures, check_plain_english]
 WITH_BUILD = [check_symbols]
+TABLES = {"classes": classes.largest, "cycles": folders.print_cycles}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", default=pathlib.Path(__file__).parents[2])
     parser.add_argument("--build", type=pathlib.Path)
+    parser.add_argument("--print", action="store_true", help="print what the checks `classes` and `cycles` find")
     parser.add_argument("checks", nargs="*")
     arguments = parser.parse_args()
     tree = Tree(arguments.root)
@@ -380,6 +373,8 @@ def main():
     for check in QUICK + (WITH_BUILD if arguments.build else []):
         if arguments.checks and check.__name__[6:] not in arguments.checks:
             continue
+        if arguments.print and check.__name__[6:] in TABLES:
+            print("\n".join(TABLES[check.__name__[6:]](tree)))
         problems = list(check(tree, arguments.build.resolve()) if check in WITH_BUILD else check(tree))
         print(f"{check.__name__[6:]}: {len(problems) or 'no'} problem{'s' if len(problems) > 1 else ''}")
         for problem in problems:

@@ -9,6 +9,7 @@ import unittest
 import unittest.mock
 
 import check
+import classes
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "docs/tools"))
 import errors
@@ -23,6 +24,11 @@ CLEAN = {
     "libtrainkit/include/trainkit/optim/c.h": "#pragma once\n",
     "libtrainkit/include/trainkit/trainkit.h": "".join(
         f'#include "trainkit/{name}"\n' for name in ("core/a.h", "data/b.h", "optim/c.h")),
+    "libtrainkit/README.md": "| folder | what lives there | where data enters and leaves | may include |\n|---|---|---|---|\n"
+                             "| `core` | a | | |\n| `data` | b | | `core` |\n| `optim` | c | | |\n\n| folder |\n",
+    "tests/lint/folders.txt": "",
+    "tests/lint/cycles.txt": "# none\n",
+    "tests/lint/classes.txt": "# none\n",
     "examples/readme.cpp": "int main() {}\n",
     "README.md": "# Name\n[page](docs/page.md#a-heading)\n```cpp\nint main() {}\n```\n",
     "docs/page.md": "# A heading\n",
@@ -50,11 +56,145 @@ class CheckTest(unittest.TestCase):
         self.assertEqual(self.problems(check.check_promises, {**tests, **page}), [])
         self.finds(check.check_promises, page, "reliability.md:1: there is no test")
 
-    def test_a_module_that_includes_one_above_it(self):
-        self.finds(check.check_layers, {"libtrainkit/src/core/a.cpp": '#include "trainkit/data/b.h"\n'}, "above it")
+    TABLE = CLEAN["libtrainkit/README.md"]
+
+    def test_a_folder_that_includes_one_that_its_row_does_not_name(self):
+        header = {"libtrainkit/src/data/c.h": ""}
+        for name, include in (("core/a.cpp", "trainkit/data/b.h"), ("optim/c.cpp", "trainkit/core/a.h"), ("core/a.h", "data/c.h")):
+            self.assertEqual(self.problems(check.check_layers, header), [])
+            problems = self.problems(check.check_layers, {**header, f"libtrainkit/src/{name}": f'\n#include "{include}"\n'})
+            self.assertEqual(len(problems), 1, problems)
+            self.assertIn(f"{name}:2: {name.split('/')[0]} may not include", problems[0])
 
     def test_a_module_that_includes_one_it_does_not_declare(self):
-        self.finds(check.check_layers, {"libtrainkit/src/optim/c.cpp": '\n#include "trainkit/data/b.h"\n'}, "c.cpp:2")
+        changes = {"libtrainkit/README.md": self.TABLE.replace("c | | |", "c | | `data` |"),
+                   "libtrainkit/src/optim/c.cpp": '\n#include "trainkit/data/b.h"\n'}
+        self.finds(check.check_layers, changes, "c.cpp:2: optim includes data, which its CMakeLists.txt")
+
+    def test_an_include_that_leads_to_no_file(self):
+        self.finds(check.check_layers, {"libtrainkit/src/data/b.cpp": '#include "gone.h"\n'}, "b.cpp:1: there is no file gone.h")
+
+    def test_a_table_that_does_not_fit_the_folders(self):
+        for table, words in ((self.TABLE.replace("| `optim` | c | | |\n", ""), "are not those of libtrainkit/CMakeLists.txt"),
+                             (self.TABLE.replace("a | | |", "a | | `data` |"), "README.md:3: core may include data, which is not above"),
+                             (self.TABLE.replace("a | | |", "a | | `io` |"), "README.md:3: core may include io, which is no folder"),
+                             (self.TABLE.replace("c | | |", "c | | `core` |"), "README.md:5: optim does not include core"),
+                             (self.TABLE.replace("| `optim`", "| `data/x` | d | | |\n| `optim`"), "there is no file in data/x")):
+            self.assertIn(words, "\n".join(self.problems(check.check_layers, {"libtrainkit/README.md": table})))
+        self.finds(check.check_layers, {"libtrainkit/src/data/new/b.cpp": ""}, "has no folder data/new")
+
+    def test_a_folder_below_a_module(self):
+        table = self.TABLE.replace("| `optim`", "| `data/step` | d | | `core` |\n| `data/run` | e | | `data/step` |\n| `optim`")
+        files = {"libtrainkit/README.md": table, "libtrainkit/src/data/step/s.cpp": '#include "trainkit/core/a.h"\n#include "own.h"\n',
+                 "libtrainkit/src/data/step/own.h": "", "libtrainkit/src/data/run/r.cpp": '#include "data/step/own.h"\n#include "r.h"\n',
+                 "libtrainkit/src/data/run/r.h": "", "libtrainkit/include/trainkit/data/s.h": "",
+                 "libtrainkit/src/optim/o.cpp": ""}
+        self.assertEqual(self.problems(check.check_layers, files), [])
+        for name, include, words in (("data/step/s.cpp", "data/run/r.h", "s.cpp:3: data/step may not include data/run"),
+                                     ("data/step/s.cpp", "trainkit/data/b.h", "s.cpp:3: data/step may not include data ("),
+                                     ("optim/o.cpp", "trainkit/data/s.h", "o.cpp:1: optim may not include data/step")):
+            name = f"libtrainkit/src/{name}"
+            problems = self.problems(check.check_layers, {**files, name: files[name] + f'#include "{include}"\n'})
+            self.assertEqual(len(problems), 1, problems)
+            self.assertIn(words, problems[0])
+
+    CYCLE = {
+        "tests/lint/folders.txt": "core/base: core/a\ncore/files: core/f\ncore/late: core/l\n",
+        "libtrainkit/src/core/a.cpp": '#include "f.h"\n',
+        "libtrainkit/src/core/f.h": '\n#include "core/l.h"\n',
+        "libtrainkit/src/core/l.h": '#include "trainkit/core/a.h"\n',
+        "tests/lint/cycles.txt": "core/base > core/files > core/late\n",
+    }
+
+    def test_a_cycle_that_is_not_listed(self):
+        self.assertEqual(self.problems(check.check_cycles, self.CYCLE), [])
+        problems = self.problems(check.check_cycles, {**self.CYCLE, "tests/lint/cycles.txt": ""})
+        self.assertEqual(len(problems), 1, problems)
+        self.assertIn("a.cpp:1: includes f.h and closes the cycle core/base > core/files > core/late", problems[0])
+        problems = self.problems(check.check_cycles, {**self.CYCLE, "libtrainkit/src/core/f.cpp": '#include "trainkit/core/a.h"\n'})
+        self.assertEqual(len(problems), 1, problems)
+        self.assertIn("closes the cycle core/base > core/files", problems[0])
+
+    def test_a_listed_cycle_that_is_gone(self):
+        problems = self.problems(check.check_cycles, {**self.CYCLE, "libtrainkit/src/core/l.h": ""})
+        self.assertEqual(problems, ["tests/lint/cycles.txt:1: the cycle core/base > core/files > core/late is gone: remove the line"])
+
+    def test_a_file_without_a_planned_folder(self):
+        problems = self.problems(check.check_cycles, {**self.CYCLE, "libtrainkit/src/core/n.cpp": ""})
+        self.assertEqual(problems, ["tests/lint/folders.txt: does not name the folder of core/n"])
+
+    def test_a_file_that_has_moved_to_its_folder(self):
+        moved = {**self.CYCLE, "libtrainkit/src/core/f.h": b"", "libtrainkit/src/core/late/l.h": self.CYCLE["libtrainkit/src/core/l.h"],
+                 "libtrainkit/src/core/files/f.h": '#include "core/late/l.h"\n', "libtrainkit/src/core/a.cpp": '#include "core/files/f.h"\n'}
+        del moved["libtrainkit/src/core/l.h"], moved["libtrainkit/src/core/f.h"]
+        problems = self.problems(check.check_cycles, moved)
+        self.assertEqual(problems, [f"tests/lint/folders.txt:{line}: no file core/{stem} waits for a folder: remove it"
+                                    for line, stem in ((2, "f"), (3, "l"))])
+        self.assertEqual(self.problems(check.check_cycles, {**moved, "tests/lint/folders.txt": "core/base: core/a\n"}), [])
+
+    def test_classes_that_are_larger_than_the_list_grants(self):
+        def header(methods, members):
+            return {"libtrainkit/src/data/b.h": "class Large {\n" + "  void f();\n" * methods + "  int x_;\n" * members + "};\n"}
+        self.assertEqual(self.problems(check.check_classes, header(25, 15)), [])
+        self.finds(check.check_classes, header(26, 0), "b.h:1: Large has 26 methods and 0 data members")
+        self.finds(check.check_classes, header(1, 16), "Large has 1 methods and 16 data members")
+        self.assertEqual(self.problems(check.check_classes, header(0, 16)), [])
+        listed = {"tests/lint/classes.txt": "# classes\nLarge 30 20  # reason\n"}
+        self.assertEqual(self.problems(check.check_classes, {**header(30, 20), **listed}), [])
+        for sizes, words in (((31, 20), "Large grew from 30 methods and 20 data members to 31 and 20"), ((30, 21), "grew"), ((31, 1), "grew"),
+                             ((29, 20), "classes.txt:2: Large is smaller now: write 'Large 29 20'"),
+                             ((25, 15), "classes.txt:2: Large has at most 25 methods and 15 data members now: remove the line")):
+            problems = self.problems(check.check_classes, {**header(*sizes), **listed})
+            self.assertEqual(len(problems), 1, problems)
+            self.assertIn(words, problems[0])
+
+    def test_methods_and_data_members_are_counted_as_they_are_declared(self):
+        code = """
+#define CLASS class Macro { int x; };
+namespace { enum class Kind : int { kA, kB }; }
+template <class T, int N = (1 << 3)>
+class alignas(sizeof(T) * 2) [[nodiscard]] A final : public B<T>, C {
+ public:
+  A() = default;
+  A(const A&) = delete;
+  explicit A(int x) : x_(x), names_{"}", "{"}, b_{x} {}  // class D { void f(); };
+  ~A() override { stop(); }
+  A& operator=(A&&) noexcept;
+  bool operator()(int a, int b = 3) const { return a < b; }
+  template <class F>
+  static std::function<void(int)> wrap(F&& f) requires std::is_enum_v<F>;
+  std::optional<std::pair<int, int>> find() const ABSL_LOCKS_EXCLUDED(mutex_);
+  virtual void run() = 0;
+  friend class Other;
+  friend bool operator==(const A&, const A&) { return true; }
+  using Clock = std::chrono::steady_clock;
+  static_assert(sizeof(int) == 4);
+  struct Options { int a = 0; std::vector<int> b = {1, 2}; };
+  class Impl;
+  enum { kOne, kTwo };
+
+ private:
+  static constexpr int kLimit = 3;
+  std::function<void(int, int)> on_done_ = [](int, int) {};
+  void (*callback_)(int) = nullptr;
+  int x_ = 0, y_ = 1;
+  std::atomic<int> b_{0};
+  char text_[8] = {';', '(', '"'};
+  std::map<int, int> names_ ABSL_GUARDED_BY(mutex_);
+  const char* raw_ = R"x(void f(); })x";
+  struct { int z; } unnamed_;
+};
+class A::Impl {
+  int x_;
+  void f() { struct Local { void g(); int y; }; }
+};
+"""
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "libtrainkit/src/data/a.h"
+            path.parent.mkdir(parents=True)
+            path.write_text(code)
+            found = {c.name: (c.methods, c.members, c.where.rpartition(":")[2]) for c in classes.classes(check.Tree(folder))}
+        self.assertEqual(found, {"A": (7, 9, "5"), "A::Options": (0, 2, "21"), "A::Impl": (1, 1, "36"), "A::Impl::Local": (1, 1, "38")})
 
     def test_an_umbrella_that_includes_a_missing_header(self):
         umbrella = CLEAN[check.UMBRELLA] + '#include "trainkit/optim/gone.h"\n'
@@ -76,13 +216,11 @@ class CheckTest(unittest.TestCase):
             self.assertEqual(len(problems), 1, problems)
             self.assertIn(words, problems[0])
 
-    def test_a_source_that_is_too_long(self):
-        for name in ("libtrainkit/src/data/b.cpp", "tests/data/b_test.cpp"):
-            self.finds(check.check_source_lines, {name: "\n" * 401}, "has 401 lines")
+    def test_a_function_that_is_too_long(self):
         body = "  run();\n"
         for lines, problems in ((58, 0), (60, 1)):
             source = f"int f(int a,\n      int b) {{\n{body * (lines - 1)}}}\n\nclass C {{\n  void g() const {{\n{('  ' + body) * (lines - 1)}  }}\n}};\n"
-            found = self.problems(check.check_source_lines, {"libtrainkit/src/data/b.cpp": source})
+            found = self.problems(check.check_function_lines, {"libtrainkit/src/data/b.cpp": source})
             self.assertEqual(len(found), 2 * problems, found)
 
     def test_an_umbrella_in_another_order(self):

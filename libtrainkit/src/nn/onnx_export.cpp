@@ -6,8 +6,8 @@
 #include <set>
 #include <utility>
 
+#include "core/evaluation_mode.h"
 #include "io/onnx_file.h"
-#include "nn/evaluation_mode.h"
 #include "nn/onnx_builder.h"
 #include "nn/onnx_trace.h"
 #include "trainkit/core/error.h"

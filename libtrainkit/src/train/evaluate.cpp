@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "core/evaluation_mode.h"
 #include "counted_rows.h"
-#include "nn/evaluation_mode.h"
 #include "trainkit/amp/autocast.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"

@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
+#include "core/evaluation_mode.h"
 #include "core/user_exception.h"
-#include "nn/evaluation_mode.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/format.h"
