@@ -92,12 +92,17 @@ std::vector<std::string> compare(const Record& ours, const Record& theirs, const
       // A gradient that should be 0 (of a bias before BatchNorm) is noise of the others' size.
       const double noise = tolerance.reordered.empty() ? 1e-6 : 1;
       const double scale = std::max(norm_of(their), noise * std::sqrt(squares[kind_of(name)]));
-      allowed = tolerance.relative * std::max(scale, 1e-6);
+      allowed = tolerance.relative * std::max(scale, 1e-5);
       for (const Record& other : tolerance.reordered) {
         if (other.contains(name)) allowed = std::max(allowed, 4 * distance(their, other.at(name)));
       }
     }
-    if (!(difference <= allowed)) {
+    const auto is_as_exact = [&] {
+      const auto exact = tolerance.exact ? tolerance.exact->find(name) : Record::const_iterator();
+      return tolerance.exact && exact != tolerance.exact->end() && exact->second.sizes() == tensor.sizes() &&
+             !is_exact(name) && distance(tensor, exact->second) <= 4 * distance(their, exact->second);
+    };
+    if (!(difference <= allowed) && !is_as_exact()) {
       found.emplace_back(place_in_time(name), fmt::format("{}: {:.3g} apart, allowed {:.3g}; here {} there {}", name,
                                                           difference, allowed, values_of(tensor), values_of(their)));
     }

@@ -12,6 +12,8 @@ struct Tolerance {
   double relative = 1e-7;  ///< of a tensor's norm; 0: bit by bit
   /// The other side with the rows of each batch in other orders: four times their distance passes too.
   std::vector<Record> reordered = {};
+  /// The other side in float64: what is no further from it than four times the other side is passes too.
+  const Record* exact = nullptr;
   bool only_common = false;  ///< compares the names that both have
 };
 

@@ -108,7 +108,10 @@ Oracle::~Oracle() {
   ::waitpid(pid_, nullptr, 0);
 }
 
-Record Oracle::run(const Spec& spec, int64_t order) const {
+namespace {
+
+/// What the program begins with.
+Record inputs_of(const Spec& spec) {
   Record tensors;
   const auto net = make_net(spec);
   for (const auto& parameter : net->named_parameters()) put(tensors, "first/" + parameter.key(), parameter.value());
@@ -117,8 +120,24 @@ Record Oracle::run(const Spec& spec, int64_t order) const {
     for (const auto& [name, tensor] : evaluation_columns(spec)) put(tensors, "evaluation/" + name, tensor);
   }
   put(tensors, "order", orders(spec));
-  nlohmann::json header{{"spec", full_json(spec)}, {"order", order}};
-  send(to_, header, tensors);
+  return tensors;
+}
+
+}  // namespace
+
+Record Oracle::run(const Spec& spec, int64_t order) const {
+  send(to_, {{"spec", full_json(spec)}, {"order", order}}, inputs_of(spec));
+  return receive(from_);
+}
+
+Record Oracle::run_exact(const Spec& spec) const {
+  Record tensors = inputs_of(spec);
+  for (auto& [name, tensor] : tensors) {
+    if (tensor.scalar_type() == at::kFloat) tensor = tensor.to(at::kDouble);
+  }
+  Spec exact = spec;
+  exact.dtype = "float64";
+  send(to_, {{"spec", full_json(exact)}, {"order", 0}}, tensors);
   return receive(from_);
 }
 

@@ -21,6 +21,8 @@ class Oracle {
   /// Runs `spec` with the library's first weights, rows and order of rows. `order` above 0 changes the order of the
   /// rows within each batch. An exception in Python becomes an entry "error/<text>".
   Record run(const Spec& spec, int64_t order = 0) const;
+  /// The same in float64, from the weights and rows of the program's own dtype.
+  Record run_exact(const Spec& spec) const;
   pid_t pid() const { return pid_; }
 
  private:

@@ -127,7 +127,9 @@ class Training {
     put(record_, place + "epochs", result->epochs);
     if (result->steps_run > 0) put(record_, place + "loss", result->loss);
     put(record_, place + "reason", static_cast<double>(result->reason));
-    put(record_, place + "best_step", static_cast<double>(result->best_step));
+    if (spec_.oracle != "torch" || spec_.dtype == "float64") {  // rounding may decide between two steps
+      put(record_, place + "best_step", static_cast<double>(result->best_step));
+    }
     for (const auto& [name, value] : result->evaluation) put(record_, place + "evaluation/" + name, value);
     for (const auto& [name, value] : result->best_evaluation) put(record_, place + "best/" + name, value);
     put_state(record_, place, *devices_, trainer.optimizer());

@@ -60,6 +60,7 @@ class Distributed final : public DeviceReplicator, public GraphRanks {
   void begin_step() override;
   int64_t trained_version() const override { return state_.version(); }
   void run(const Body& body, bool reduce_gradients, const OnSent& on_sent) override;
+  bool needs_all_gradients() const override { return !options_.find_unused_parameters; }
   void skip_reduction() override;
   void abandon_step() override;
   void synchronize() override;

@@ -164,8 +164,9 @@ void TrainStep::repeat_requests() {
 
 /// Drops the accumulated gradients and metrics; also the batches if the step is not retried.
 void TrainStep::abandon(bool for_good) {
-  for (int64_t replica = 0; replica < devices_.replicas(); ++replica) devices_.module(replica)->zero_grad(true);
-  optimizer_.zero_grad(true);
+  const bool to_none = options_.zero_grad_set_to_none;  // else a parameter that had a gradient keeps one
+  for (int64_t replica = 0; replica < devices_.replicas(); ++replica) devices_.module(replica)->zero_grad(to_none);
+  optimizer_.zero_grad(to_none);
   devices_.abandon_step();
   scaler_.abandon();
   results_.clear();

@@ -64,7 +64,7 @@ void begin_recording(torch::nn::Module& module, bool counts_rows) {
   }
 }
 
-at::Tensor zero_loss(const torch::nn::Module& module, const at::Tensor& loss) {
+at::Tensor zero_loss(const torch::nn::Module& module, const at::Tensor& loss, bool to_all) {
   torch::autograd::edge_list to;
   for (const auto& part : module.modules()) {
     const auto* norm = part->as<SyncBatchNormImpl>();
@@ -76,8 +76,9 @@ at::Tensor zero_loss(const torch::nn::Module& module, const at::Tensor& loss) {
     }
   }
   for (const at::Tensor& parameter : module.parameters()) {
-    if (parameter.requires_grad()) to.push_back(torch::autograd::impl::gradient_edge(parameter));
+    if (to_all && parameter.requires_grad()) to.push_back(torch::autograd::impl::gradient_edge(parameter));
   }
+  if (to.empty()) return {};
   at::Tensor zero = at::zeros({}, loss.options());
   torch::autograd::create_gradient_edge(
       zero, std::shared_ptr<ZeroRoot>(new ZeroRoot(std::move(to)), torch::autograd::deleteNode));

@@ -107,7 +107,7 @@ void TrainStep::release_gradients() {
 
 /// Drops a step whose update failed. Its gradients must not enter the next one.
 void TrainStep::drop_failed_update() {
-  for (Optimizer* optimizer : optimizers_) optimizer->zero_grad(/*set_to_none=*/true);
+  for (Optimizer* optimizer : optimizers_) optimizer->zero_grad(options_.zero_grad_set_to_none);
   scaler_.abandon();
   metrics_ = {};
   nonfinite_.clear();

@@ -30,9 +30,10 @@ struct TrainStep::ReplicaResult {
 /// Begins to record the SyncBatchNorm layers of a replica, see zero_loss().
 void begin_recording(torch::nn::Module& module, bool counts_rows);
 
-/// Returns a loss whose backward gives all parameters the gradient 0, and the recorded SyncBatchNorm layers a part in
-/// the sums of the replicas. `loss` is the replica's own.
-at::Tensor zero_loss(const torch::nn::Module& module, const at::Tensor& loss);
+/// Returns a loss whose backward gives the recorded SyncBatchNorm layers a part in the sums of the replicas, and the
+/// gradient 0 to the parameters before them, or (`to_all`) to all parameters. Undefined if there is nothing to do.
+/// `loss` is the replica's own.
+at::Tensor zero_loss(const torch::nn::Module& module, const at::Tensor& loss, bool to_all);
 
 /// Returns a row on `device` that does not count: the first one of `batch`, or zeros if it has none.
 Batch uncounted_row(const Batch& batch, at::Device device);

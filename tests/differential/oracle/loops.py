@@ -136,7 +136,8 @@ class TrainerLoop(Program):
         record[place + "epochs"] = self.epoch_fraction()
         record[place + "loss"] = self.last_loss
         record[place + "reason"] = {"epochs": 0.0, "steps": 1.0, "early": 3.0}[reason]
-        record[place + "best_step"] = float(best_step)
+        if spec["dtype"] == "float64":
+            record[place + "best_step"] = float(best_step)
         for name, metric in metrics.items():
             record[f"{place}evaluation/{name}"] = metric
         for name, metric in (best or {}).items():

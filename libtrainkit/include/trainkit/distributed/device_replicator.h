@@ -196,6 +196,10 @@ class DeviceReplicator {
   /// ranks, on a rank without a loss, or with find_unused_parameters.
   virtual void run(const Body& body, bool reduce_gradients = true, const OnSent& on_sent = nullptr) = 0;
 
+  /// Whether each run with reduction needs a gradient of every trained parameter: on ranks without
+  /// find_unused_parameters.
+  virtual bool needs_all_gradients() const { return false; }
+
   /// Contributes zeros to the reduction of a step that this rank cannot finish. Does nothing without other ranks.
   virtual void skip_reduction() {}
 
