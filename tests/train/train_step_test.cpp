@@ -1,5 +1,8 @@
 #include "trainkit/train/train_step.h"
 
+#include <atomic>
+#include <thread>
+
 #include "loop_util.h"
 #include "test_util.h"
 #include "trainkit/core/error.h"
@@ -228,4 +231,35 @@ TEST_CASE("A loss function may take the holder, the implementation or any module
   });
   CHECK(by_impl(*model, batch).loss.item<double>() == expected);
   CHECK(by_module(*model, batch).loss.item<double>() == expected);
+}
+
+TEST_CASE("Under autocast the end of one replica's forward does not change the gradient of another", "[train][amp]") {
+  // Replica 1 uses the layer a second time before replica 0 leaves autocast, or after.
+  const auto weight_after = [](bool late) {
+    torch::manual_seed(1);
+    const auto devices = DeviceReplicator::create([] { return std::make_shared<torch::nn::Conv1dImpl>(8, 8, 1); },
+                                                  {.cpu_replicas = 2})
+                             .value();
+    SGD sgd({.lr = 0.1});
+    TrainStep step(*devices, sgd, {.precision = Precision::kBf16});
+    const Batch batch = make_batch(torch::randn({8, 8}), torch::arange(8));
+    std::atomic<int> uses = 0;
+    const auto loss = [&](torch::nn::Module& module, const Batch& rows) {
+      auto& layer = *module.as<torch::nn::Conv1dImpl>();
+      const bool is_last = rows["y"][0].item<int64_t>() > 0;
+      const at::Tensor first = layer.forward(rows["x"].unsqueeze(2));
+      const auto meet = [&uses](int count) {
+        ++uses;
+        while (uses < count) std::this_thread::yield();
+      };
+      meet(2);
+      if (late && is_last) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      const at::Tensor second = layer.forward(first.tanh());
+      if (!late) meet(4);
+      return second.to(at::kFloat).square().mean();
+    };
+    step(batch, loss);
+    return devices->module()->parameters()[0].detach().clone();
+  };
+  CHECK(torch::equal(weight_after(true), weight_after(false)));
 }

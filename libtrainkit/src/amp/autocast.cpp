@@ -5,7 +5,7 @@
 
 namespace trainkit {
 
-AutocastGuard::AutocastGuard(at::Device device, at::ScalarType dtype, bool enabled)
+AutocastGuard::AutocastGuard(at::Device device, at::ScalarType dtype, bool enabled, bool cache_enabled)
     : device_type_(device.type()),
       previous_dtype_(at::autocast::get_autocast_dtype(device_type_)),
       previous_enabled_(at::autocast::is_autocast_enabled(device_type_)),
@@ -15,7 +15,7 @@ AutocastGuard::AutocastGuard(at::Device device, at::ScalarType dtype, bool enabl
   // Nothing below throws, so a guard whose constructor throws has changed no setting.
   at::autocast::set_autocast_enabled(device_type_, enabled);
   if (enabled) at::autocast::set_autocast_dtype(device_type_, dtype);
-  at::autocast::set_autocast_cache_enabled(true);
+  at::autocast::set_autocast_cache_enabled(cache_enabled);
   at::autocast::increment_nesting();
 }
 

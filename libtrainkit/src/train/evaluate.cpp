@@ -183,7 +183,8 @@ absl::Status for_each_batch(
     const c10::NoGradGuard no_grad;
     std::optional<AutocastGuard> autocast;
     if (precision != Precision::kFp32) {
-      autocast.emplace(devices.device(replica), precision == Precision::kBf16 ? at::kBFloat16 : at::kHalf);
+      autocast.emplace(devices.device(replica), precision == Precision::kBf16 ? at::kBFloat16 : at::kHalf,
+                       /*enabled=*/true, /*cache_enabled=*/replicas == 1);
     }
     visit(replica, *devices.module(replica), rows);
   };

@@ -190,7 +190,8 @@ LossOutput TrainStep::forward(int64_t replica, const Batch& shard, const LossFun
   torch::nn::Module& module = *devices_.module(replica);
   if (options_.precision == Precision::kFp32) return loss(module, shard);
   const AutocastGuard autocast(devices_.device(replica),
-                               options_.precision == Precision::kBf16 ? at::kBFloat16 : at::kHalf);
+                               options_.precision == Precision::kBf16 ? at::kBFloat16 : at::kHalf, /*enabled=*/true,
+                               /*cache_enabled=*/devices_.replicas() == 1);
   return loss(module, shard);
 }
 
