@@ -237,9 +237,9 @@ TEST_CASE("Under autocast the end of one replica's forward does not change the g
   // Replica 1 uses the layer a second time before replica 0 leaves autocast, or after.
   const auto weight_after = [](bool late) {
     torch::manual_seed(1);
-    const auto devices = DeviceReplicator::create([] { return std::make_shared<torch::nn::Conv1dImpl>(8, 8, 1); },
-                                                  {.cpu_replicas = 2})
-                             .value();
+    const auto devices =
+        DeviceReplicator::create([] { return std::make_shared<torch::nn::Conv1dImpl>(8, 8, 1); }, {.cpu_replicas = 2})
+            .value();
     SGD sgd({.lr = 0.1});
     TrainStep step(*devices, sgd, {.precision = Precision::kBf16});
     const Batch batch = make_batch(torch::randn({8, 8}), torch::arange(8));
