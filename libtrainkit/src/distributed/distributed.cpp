@@ -22,6 +22,21 @@ std::string shape_text(const at::Tensor& tensor) {
   return text + "]";
 }
 
+using Parameters = std::vector<std::pair<std::string, at::Tensor>>;
+
+bool has_gradients(const Parameters& parameters) {
+  return std::any_of(parameters.begin(), parameters.end(),
+                     [](const auto& named) { return named.second.grad().defined(); });
+}
+
+std::string parameters_without_gradient(const Parameters& parameters) {
+  std::string names;
+  for (const auto& [name, tensor] : parameters) {
+    if (!tensor.grad().defined()) names += (names.empty() ? "" : ", ") + name;
+  }
+  return names.empty() ? "every parameter" : names;
+}
+
 /// The gradients of a bucket as views of its buffer, in the layout of the parameters.
 /// Source: Reducer::initialize_bucket_views; GradBucket::getGradients gives contiguous views.
 std::vector<at::Tensor> views_of(const c10d::GradBucket& bucket) {
@@ -227,7 +242,7 @@ void Distributed::backward(const Body& body, bool reduce, bool is_last) {
   if (reduce) is_reducer_used_ = true;
   // The Reducer remembers the parameters that runs without reduction have used, also if their gradients were reduced by
   // complete_reduction() or dropped since.
-  if (reducer_ && options_.find_unused_parameters && !has_gradients()) reducer_->reset_state();
+  if (reducer_ && options_.find_unused_parameters && !has_gradients(trained_)) reducer_->reset_state();
   if (reduce) reducer_->prepare_for_forward();
   if (!reduce && reducer_) accumulate_in_buckets();
   const at::Tensor loss = body(0);
@@ -241,18 +256,14 @@ void Distributed::backward(const Body& body, bool reduce, bool is_last) {
   loss.backward();
   add_reduction_since(sent_->last);
   TORCH_CHECK_VALUE(sent_->works.size() == reducer_->get_grad_buckets(/*return_zero_tensors=*/false).size(),
-                    "the loss did not reach ", parameters_without_gradient(),
+                    "the loss did not reach ", parameters_without_gradient(trained_),
                     ": set find_unused_parameters if that is intended");
-}
-
-bool Distributed::has_gradients() const {
-  return std::any_of(trained_.begin(), trained_.end(), [](const auto& named) { return named.second.grad().defined(); });
 }
 
 /// Makes new gradients views of the buckets before a micro-batch that is not reduced, so that accumulated gradients are
 /// not in memory twice. With find_unused_parameters a parameter without a gradient must stay so.
 void Distributed::accumulate_in_buckets() {
-  if (options_.find_unused_parameters || has_gradients()) return;
+  if (options_.find_unused_parameters || has_gradients(trained_)) return;
   const c10::AutoGradMode no_grad(false);
   for (const c10d::GradBucket& bucket : reducer_->get_grad_buckets(/*return_zero_tensors=*/false)) {
     at::Tensor(bucket.getBuffer()).zero_();
@@ -387,14 +398,6 @@ void Distributed::throw_if_broken() {
     ranks().at(what);
     throw_status(ranks().wait(sent_->works[i], what, sent_->started));
   }
-}
-
-std::string Distributed::parameters_without_gradient() const {
-  std::string names;
-  for (const auto& [name, tensor] : trained_) {
-    if (!tensor.grad().defined()) names += (names.empty() ? "" : ", ") + name;
-  }
-  return names.empty() ? "every parameter" : names;
 }
 
 }  // namespace trainkit::detail

@@ -96,7 +96,6 @@ class Distributed final : public DeviceReplicator, public GraphRanks {
   ShardCollectives shard_collectives();
   /// Prepares a step with reduction; every rank calls it before the body.
   void begin_reduction(bool sends_buffers);
-  bool has_gradients() const;
   void accumulate_in_buckets();
   void complete_reduction(bool contribute, bool records_order = true);
   void release_other_ranks();
@@ -105,7 +104,6 @@ class Distributed final : public DeviceReplicator, public GraphRanks {
   void backward_of_shards(const at::Tensor& loss, bool is_last);
   /// Waits for all sent buckets. Throws the Error of a lost rank if one failed.
   void throw_if_broken();
-  std::string parameters_without_gradient() const;
   bool reduces() const { return reducer_ || shards_; }
 
   std::shared_ptr<ProcessGroup> process_group_;
