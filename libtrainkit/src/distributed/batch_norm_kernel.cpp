@@ -136,50 +136,49 @@ TRAINKIT_INLINE void sum_gradient_rows(const T* dy, const T* y, const T* x, cons
   });
 }
 
-/// Computes dx = scale g + slope (x - mean) + offset.
+/// Computes dx = scale g + slope x + offset.
 template <typename T, bool kRelu>
-TRAINKIT_INLINE void write_gradient_rows(const T* dy, const T* y, const T* x, const float* mean, const float* scale,
-                                         const float* slope, const float* offset, Rows rows, T* dx) {
+TRAINKIT_INLINE void write_gradient_rows(const T* dy, const T* y, const T* x, const float* scale, const float* slope,
+                                         const float* offset, Rows rows, T* dx) {
   each_value(rows, [=](int64_t at, int64_t c, auto value) TRAINKIT_LAMBDA {
-    decltype(value) other, m, a, s, b;
+    decltype(value) other, a, s, b;
     load_ahead(dy + at + c, value);
     if constexpr (kRelu) {
       load_ahead(y + at + c, other);
       zero_unless_positive(other, value);
     }
     load_ahead(x + at + c, other);
-    load(mean + c, m);
     load(scale + c, a);
     load(slope + c, s);
     load(offset + c, b);
-    store(value * a + (other - m) * s + b, dx + at + c);
+    store(value * a + other * s + b, dx + at + c);
   });
 }
 
 // Defined by a macro for each dtype, because functions compiled for several instruction sets (TRAINKIT_VECTORIZED)
 // cannot be templates.
-#define TRAINKIT_KERNELS(T)                                                                                           \
-  TRAINKIT_VECTORIZED void sum(const T* x, const float* shift, Rows rows, float* sums) {                              \
-    sum_rows(x, shift, rows, sums);                                                                                   \
-  }                                                                                                                   \
-  TRAINKIT_VECTORIZED void write(const T* x, const T* residual, const float* scale, const float* offset, bool relu,   \
-                                 Rows rows, T* y) {                                                                   \
-    if (relu && residual) return write_rows<T, true, true>(x, residual, scale, offset, rows, y);                      \
-    if (relu) return write_rows<T, true, false>(x, residual, scale, offset, rows, y);                                 \
-    if (residual) return write_rows<T, false, true>(x, residual, scale, offset, rows, y);                             \
-    write_rows<T, false, false>(x, residual, scale, offset, rows, y);                                                 \
-  }                                                                                                                   \
-  TRAINKIT_VECTORIZED void sum_gradient(const T* dy, const T* y, const T* x, const float* mean, Rows rows, T* g,      \
-                                        float* sums) {                                                                \
-    if (y && g) return sum_gradient_rows<T, true, true>(dy, y, x, mean, rows, g, sums);                               \
-    if (y) return sum_gradient_rows<T, true, false>(dy, y, x, mean, rows, g, sums);                                   \
-    if (g) return sum_gradient_rows<T, false, true>(dy, y, x, mean, rows, g, sums);                                   \
-    sum_gradient_rows<T, false, false>(dy, y, x, mean, rows, g, sums);                                                \
-  }                                                                                                                   \
-  TRAINKIT_VECTORIZED void write_gradient(const T* dy, const T* y, const T* x, const float* mean, const float* scale, \
-                                          const float* slope, const float* offset, Rows rows, T* dx) {                \
-    if (y) return write_gradient_rows<T, true>(dy, y, x, mean, scale, slope, offset, rows, dx);                       \
-    write_gradient_rows<T, false>(dy, y, x, mean, scale, slope, offset, rows, dx);                                    \
+#define TRAINKIT_KERNELS(T)                                                                                            \
+  TRAINKIT_VECTORIZED void sum(const T* x, const float* shift, Rows rows, float* sums) {                               \
+    sum_rows(x, shift, rows, sums);                                                                                    \
+  }                                                                                                                    \
+  TRAINKIT_VECTORIZED void write(const T* x, const T* residual, const float* scale, const float* offset, bool relu,    \
+                                 Rows rows, T* y) {                                                                    \
+    if (relu && residual) return write_rows<T, true, true>(x, residual, scale, offset, rows, y);                       \
+    if (relu) return write_rows<T, true, false>(x, residual, scale, offset, rows, y);                                  \
+    if (residual) return write_rows<T, false, true>(x, residual, scale, offset, rows, y);                              \
+    write_rows<T, false, false>(x, residual, scale, offset, rows, y);                                                  \
+  }                                                                                                                    \
+  TRAINKIT_VECTORIZED void sum_gradient(const T* dy, const T* y, const T* x, const float* mean, Rows rows, T* g,       \
+                                        float* sums) {                                                                 \
+    if (y && g) return sum_gradient_rows<T, true, true>(dy, y, x, mean, rows, g, sums);                                \
+    if (y) return sum_gradient_rows<T, true, false>(dy, y, x, mean, rows, g, sums);                                    \
+    if (g) return sum_gradient_rows<T, false, true>(dy, y, x, mean, rows, g, sums);                                    \
+    sum_gradient_rows<T, false, false>(dy, y, x, mean, rows, g, sums);                                                 \
+  }                                                                                                                    \
+  TRAINKIT_VECTORIZED void write_gradient(const T* dy, const T* y, const T* x, const float* scale, const float* slope, \
+                                          const float* offset, Rows rows, T* dx) {                                     \
+    if (y) return write_gradient_rows<T, true>(dy, y, x, scale, slope, offset, rows, dx);                              \
+    write_gradient_rows<T, false>(dy, y, x, scale, slope, offset, rows, dx);                                           \
   }
 TRAINKIT_KERNELS(float)
 TRAINKIT_KERNELS(uint16_t)  // bfloat16
@@ -189,8 +188,7 @@ TRAINKIT_KERNELS(uint16_t)  // bfloat16
 // Forward needs mean and variance in one pass over x. E[x^2] - E[x]^2 cancels if the mean is large compared with the
 // deviation, so x is first shifted by an estimate of its mean (estimate_mean). The sums of a chunk are float32; chunks
 // are added in order in float64. Chunk boundaries depend only on the shape, so that results are bitwise independent of
-// the number of threads. A negative variance from rounding is clamped to zero. For the same reason backward subtracts
-// the mean from x before it multiplies.
+// the number of threads. A negative variance from rounding is clamped to zero.
 
 int64_t rows_of_chunk(int64_t channels) { return std::clamp<int64_t>(kChunk / channels, 1, kChunkRows); }
 
@@ -306,14 +304,14 @@ struct FusedBatchNorm : torch::autograd::Function<FusedBatchNorm> {
       const double a = w[c] * inverse, s = -a * inverse * sum_gx / static_cast<double>(rows);
       scale[c] = static_cast<float>(a);
       slope[c] = static_cast<float>(s);
-      offset[c] = static_cast<float>(-a * sum_g / static_cast<double>(rows));
+      offset[c] = static_cast<float>(-a * sum_g / static_cast<double>(rows) - s * mean[c]);
     }
     at::Tensor dx = at::empty_like(x);
     T* to_dx = writable<T>(dx);
     const T* from = of_residual ? to_g : values_of<T>(dy);
     const T* mask = of_residual ? nullptr : values_of<T>(y);
     for_chunks(rows, channels, [&](Rows part, int64_t) {
-      write_gradient(from, mask, values_of<T>(x), mean, scale.data(), slope.data(), offset.data(), part, to_dx);
+      write_gradient(from, mask, values_of<T>(x), scale.data(), slope.data(), offset.data(), part, to_dx);
     });
     return {dx, g, d_weight, d_bias, {}, {}};
   }
