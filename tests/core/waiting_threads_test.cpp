@@ -43,13 +43,13 @@ TEST_CASE("An idle team of OpenMP threads exists while other processes need the 
   unsetenv("OMP_WAIT_POLICY");  // libgomp has read it already
   unsetenv("GOMP_SPINCOUNT");
   at::set_num_threads(1);
-  const auto alone = test::thread_count();
+  const auto alone = test::settled_thread_count();
   let_waiting_threads_sleep();  // one thread never waits
   CHECK(!make_idle_team());
   CHECK(test::thread_count() == alone);
   at::set_num_threads(2);
   parallel_for(0, 4, 1, [](int64_t, int64_t) {});
-  const auto before = test::thread_count();
+  const auto before = test::settled_thread_count();
   {
     const auto team = make_idle_team();
     REQUIRE(team);

@@ -184,7 +184,7 @@ TEST_CASE("Replicas on the CPU start an idle team, which lets LibTorch's waiting
   const int before = at::get_num_threads();
   at::set_num_threads(2);
   trainkit::detail::parallel_for(0, 4, 1, [](int64_t, int64_t) {});
-  const auto alone = thread_count();
+  const auto alone = settled_thread_count();
   {
     const auto one = DeviceReplicator::create([] { return torch::nn::Linear(3, 2); }).value();
     CHECK(thread_count() == alone);
