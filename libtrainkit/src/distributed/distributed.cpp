@@ -52,7 +52,7 @@ std::vector<at::Tensor> views_of(const c10d::GradBucket& bucket) {
 }  // namespace
 
 c10::intrusive_ptr<c10::ivalue::Future> BucketHook::runHook(c10d::GradBucket& bucket) {
-  const at::Tensor gradients = bucket.getBuffer();
+  const at::Tensor& gradients = bucket.getBuffer();
   const auto type = wire_type(compression_, gradients);
   const at::Tensor sent = type ? gradients.to(*type) : gradients;
   const auto work = group_.all_reduce(sent);

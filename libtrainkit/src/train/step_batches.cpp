@@ -109,9 +109,9 @@ bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last
     result = run_replica(replica, shard, replicas > 1 ? *losses[i] : loss);
     if (!result.output || (result.share == 0 && !collective_backward_)) return at::Tensor();
     const at::Tensor& value = result.output->loss;
-    const at::Tensor scaled = result.share == 0     ? zero_loss(module, value, devices_.needs_all_gradients())
-                              : result.share == 1.0 ? value
-                                                    : value * result.share;
+    at::Tensor scaled = result.share == 0     ? zero_loss(module, value, devices_.needs_all_gradients())
+                        : result.share == 1.0 ? value
+                                              : value * result.share;
     if (!scaler_.enabled() || !scaled.defined()) return scaled;
     const std::lock_guard lock(scaler_mutex_);
     return scaler_.scale(scaled);
