@@ -16,20 +16,6 @@ steps=12 interrupted_at=6
 
 die() { printf 'same_bits: %s\n' "$*" >&2; exit 2; }
 
-# build_commit COMMIT: builds the programs of a commit, in the copy that `./dev bench --compare` uses too. Sets `before`.
-build_commit() {
-  local commit copy
-  commit=$(git -C "$root" rev-parse --verify --quiet "$1^{commit}") || die "no such commit: $1"
-  copy=$root/.deps/compare/$commit
-  if [ ! -e "$copy/dev" ]; then
-    mkdir -p "$copy"
-    git -C "$root" archive "$commit" | tar x -C "$copy"
-    ln -sfn "$root/.deps" "$copy/.deps"
-  fi
-  (cd "$copy" && ./dev build trainkit-tool "${programs[@]}")
-  before=$copy/build
-}
-
 case "${1:-}" in
   --builds)
     [ $# = 3 ] || die "--builds needs two build folders"
@@ -38,7 +24,8 @@ case "${1:-}" in
     sed -n '2,/^set/{/^set/d; s/^# \{0,1\}//; p}' "${BASH_SOURCE[0]}"
     exit $(($# == 0 ? 2 : 0)) ;;
   *)
-    build_commit "$1"
+    git -C "$root" rev-parse --verify --quiet "$1^{commit}" >/dev/null || die "no such commit: $1"
+    before=$("$root/dev" build-commit "$1" trainkit-tool "${programs[@]}" | tee /dev/stderr | tail -n 1)
     now=$root/${TRAINKIT_BUILD:-build}
     (cd "$root" && ./dev build trainkit-tool "${programs[@]}") ;;
 esac

@@ -98,9 +98,10 @@ std::vector<std::string> compare(const Record& ours, const Record& theirs, const
       }
     }
     const auto is_as_exact = [&] {
-      const auto exact = tolerance.exact ? tolerance.exact->find(name) : Record::const_iterator();
-      return tolerance.exact && exact != tolerance.exact->end() && exact->second.sizes() == tensor.sizes() &&
-             !is_exact(name) && distance(tensor, exact->second) <= 4 * distance(their, exact->second);
+      if (!tolerance.exact || is_exact(name)) return false;
+      const auto exact = tolerance.exact->find(name);
+      return exact != tolerance.exact->end() && exact->second.sizes() == tensor.sizes() &&
+             distance(tensor, exact->second) <= 4 * distance(their, exact->second);
     };
     if (!(difference <= allowed) && !is_as_exact()) {
       found.emplace_back(place_in_time(name), fmt::format("{}: {:.3g} apart, allowed {:.3g}; here {} there {}", name,

@@ -251,13 +251,13 @@ void settle(Spec& spec) {
   if (spec.oracle == "ranks" || spec.oracle == "shards")
     spec.metric = spec.metric == "sometimes" ? "error" : spec.metric;
   // Ranks and replicas leave out rows of weight 0, and so the branches that only those rows use.
-  const bool has_branch = std::any_of(spec.layers.begin(), spec.layers.end(), [](const auto& l) { return l.branch; });
+  const auto any_layer = [&](const auto& is) { return std::any_of(spec.layers.begin(), spec.layers.end(), is); };
+  const bool has_branch = any_layer([](const LayerSpec& layer) { return layer.branch; });
   const bool divides = spec.oracle == "replicas" || spec.oracle == "ranks" || spec.oracle == "shards";
   if (divides && has_branch && !spec.weights.empty()) spec.weights = "scaled";
   // SyncBatchNorm's variance is E[x^2] - E[x]^2 in float64: Adam would enlarge its rounding in a parameter before it
   // whose true gradient is 0.
-  const bool synchronises = std::any_of(spec.layers.begin(), spec.layers.end(),
-                                        [](const auto& layer) { return layer.kind == "sync_batch_norm"; });
+  const bool synchronises = any_layer([](const LayerSpec& layer) { return layer.kind == "sync_batch_norm"; });
   if (divides && synchronises) spec.eps = 1e-4;
   // And micro-batches: a NaN in a row of weight 0 counts only where another row of its part has a weight.
   const bool has_parts = divides || spec.oracle == "accumulation";
@@ -280,8 +280,7 @@ void settle(Spec& spec) {
     if (spec.loop == "trainer" && spec.oracle != "torch") spec.best = false;
   }
   if (spec.oracle == "resume" && spec.loop == "step") spec.fits = 1;
-  const bool has_norm = std::any_of(spec.layers.begin(), spec.layers.end(),
-                                    [](const LayerSpec& layer) { return layer.kind.ends_with("_norm"); });
+  const bool has_norm = any_layer([](const LayerSpec& layer) { return layer.kind.ends_with("_norm"); });
   // Adam moves a parameter whose true gradient is 0 (before a norm) by rounding alone.
   if (low && has_norm && spec.optimizer != "sgd") spec.optimizer = "sgd", spec.lr = 0.05;
   // Rounding may decide between two evaluations of almost the same loss, and so a run.

@@ -83,6 +83,19 @@ at::Tensor orders(const Spec& spec) {
   return order;
 }
 
+/// What the program begins with.
+Record inputs_of(const Spec& spec) {
+  Record tensors;
+  const auto net = make_net(spec);
+  for (const auto& parameter : net->named_parameters()) put(tensors, "first/" + parameter.key(), parameter.value());
+  for (const auto& [name, tensor] : outer_columns(spec)) put(tensors, "train/" + name, tensor);
+  if (spec.evaluation_rows > 0) {
+    for (const auto& [name, tensor] : evaluation_columns(spec)) put(tensors, "evaluation/" + name, tensor);
+  }
+  put(tensors, "order", orders(spec));
+  return tensors;
+}
+
 }  // namespace
 
 Oracle::Oracle(const std::string& python, const std::string& script) {
@@ -107,23 +120,6 @@ Oracle::~Oracle() {
   ::kill(pid_, SIGKILL);
   ::waitpid(pid_, nullptr, 0);
 }
-
-namespace {
-
-/// What the program begins with.
-Record inputs_of(const Spec& spec) {
-  Record tensors;
-  const auto net = make_net(spec);
-  for (const auto& parameter : net->named_parameters()) put(tensors, "first/" + parameter.key(), parameter.value());
-  for (const auto& [name, tensor] : outer_columns(spec)) put(tensors, "train/" + name, tensor);
-  if (spec.evaluation_rows > 0) {
-    for (const auto& [name, tensor] : evaluation_columns(spec)) put(tensors, "evaluation/" + name, tensor);
-  }
-  put(tensors, "order", orders(spec));
-  return tensors;
-}
-
-}  // namespace
 
 Record Oracle::run(const Spec& spec, int64_t order) const {
   send(to_, {{"spec", full_json(spec)}, {"order", order}}, inputs_of(spec));
