@@ -13,8 +13,8 @@
 #include <cstring>
 #include <numeric>
 
-#include "core/gpu_operations.h"
-#include "core/vectorized.h"
+#include "core/device/gpu_operations.h"
+#include "core/tensors/vectorized.h"
 #include "trainkit/nn/functional.h"
 
 namespace trainkit::rec {

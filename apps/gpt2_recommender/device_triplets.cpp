@@ -6,8 +6,8 @@
 
 #include <algorithm>
 
-#include "core/gpu_kernel_support.h"
-#include "core/gpu_launch.h"
+#include "core/device/gpu_kernel_support.h"
+#include "core/device/gpu_launch.h"
 #include "gpt2_recommender/triplet_draw.h"
 #include "trainkit/core/random.h"
 

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/evaluation_mode.h"
+#include "core/tensors/evaluation_mode.h"
 #include "trainkit/nn/functional.h"
 
 namespace trainkit::rec {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "core/utf8.h"
+#include "core/base/utf8.h"
 #include "io/plain_text.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"

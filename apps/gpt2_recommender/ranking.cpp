@@ -10,7 +10,7 @@
 #include <cmath>
 #include <limits>
 
-#include "core/vectorized.h"
+#include "core/tensors/vectorized.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/random.h"

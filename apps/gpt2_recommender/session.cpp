@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <filesystem>
 
-#include "core/gpu_kernel_support.h"
+#include "core/device/gpu_kernel_support.h"
 #include "gpt2_recommender/adapters.h"
 #include "gpt2_recommender/catalog.h"
 #include "gpt2_recommender/gpt2_model.h"

@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "core/vectorized.h"
+#include "core/tensors/vectorized.h"
 #include "gpt2_recommender/triplet_draw.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/random.h"

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <tuple>
 
-#include "core/new_files.h"
+#include "core/files/new_files.h"
 #include "trainkit/app/app.h"
 #include "trainkit/app/placement.h"
 #include "trainkit/config/config.h"

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "core/new_files.h"
+#include "core/files/new_files.h"
 #include "trainkit/command.h"
 #include "trainkit/config/config.h"
 #include "trainkit/core/error.h"

@@ -10,8 +10,8 @@
 #include <chrono>
 #include <nlohmann/json.hpp>
 
-#include "core/cuda_support.h"
-#include "core/gpu_kernel_support.h"
+#include "core/device/cuda_support.h"
+#include "core/device/gpu_kernel_support.h"
 #include "logging/resource_monitor.h"
 #include "train/run_state.h"
 #include "trainkit/core/status.h"

@@ -19,8 +19,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "core/cgroup.h"
-#include "core/cuda_support.h"
+#include "core/device/cuda_support.h"
+#include "core/machine/cgroup.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/processors.h"
 #include "trainkit/logging/format.h"

@@ -15,8 +15,8 @@
 #include <optional>
 #include <thread>
 
-#include "core/cgroup.h"
-#include "core/new_files.h"
+#include "core/files/new_files.h"
+#include "core/machine/cgroup.h"
 #include "trainkit/command.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"

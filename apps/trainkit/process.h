@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "core/unique_descriptor.h"
+#include "core/files/unique_descriptor.h"
 
 namespace trainkit::tool {
 

@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-#include "core/new_files.h"
+#include "core/files/new_files.h"
 #include "trainkit/command.h"
 #include "trainkit/config/config.h"
 #include "trainkit/core/error.h"

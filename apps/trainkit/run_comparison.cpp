@@ -9,7 +9,7 @@
 #include <functional>
 #include <set>
 
-#include "core/cgroup.h"
+#include "core/machine/cgroup.h"
 #include "logging/tf_event.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"

@@ -7,7 +7,7 @@
 #include <chrono>
 #include <cstdio>
 
-#include "core/gpu_kernel_support.h"
+#include "core/device/gpu_kernel_support.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 

@@ -7,8 +7,8 @@
 #include <cmath>
 #include <vector>
 
-#include "core/gpu_kernel_support.h"
-#include "core/gpu_operations.h"
+#include "core/device/gpu_kernel_support.h"
+#include "core/device/gpu_operations.h"
 #include "nn/fused_ops.h"
 #include "trainkit/amp/autocast.h"
 #include "trainkit/data/patches.h"

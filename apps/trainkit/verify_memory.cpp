@@ -8,7 +8,7 @@
 #include <cmath>
 #include <map>
 
-#include "core/gpu_kernel_support.h"
+#include "core/device/gpu_kernel_support.h"
 #include "train/gpu_libraries.h"
 #include "trainkit/app/memory_plan.h"
 #include "trainkit/app/run_options.h"

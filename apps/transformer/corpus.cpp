@@ -9,7 +9,7 @@
 #include <set>
 #include <span>
 
-#include "core/utf8.h"
+#include "core/base/utf8.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "core/strict_json.h"
+#include "core/base/strict_json.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "core/utf8.h"
+#include "core/base/utf8.h"
 #include "io/folder_files.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"

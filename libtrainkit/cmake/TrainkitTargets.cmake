@@ -120,7 +120,7 @@ function(trainkit_module NAME)
 endfunction()
 
 # trainkit_late_cuda(TARGET): lets a program start without libtorch_cuda.so and load it only on a machine with NVIDIA's
-# driver. See Note [Late CUDA] in libtrainkit/src/core/late_cuda.cpp.
+# driver. See Note [Late CUDA] in libtrainkit/src/core/device/late_cuda.cpp.
 find_program(TRAINKIT_PATCHELF patchelf)
 function(trainkit_late_cuda TARGET)
   if(TRAINKIT_WITH_CUDA AND TRAINKIT_PATCHELF AND NOT TRAINKIT_SANITIZE)

@@ -4,7 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "core/cuda_support.h"
+#include "core/device/cuda_support.h"
 #include "program.h"
 #include "test_util.h"
 #include "trainkit/core/processors.h"

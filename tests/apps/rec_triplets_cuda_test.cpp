@@ -1,7 +1,7 @@
 // A separate file, because it is skipped without a GPU.
 #include <ATen/ATen.h>
 
-#include "core/gpu_operations.h"
+#include "core/device/gpu_operations.h"
 #include "gpt2_recommender/device_triplets.h"
 #include "gpt2_recommender/triplets.h"
 #include "test_util.h"

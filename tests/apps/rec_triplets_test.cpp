@@ -6,7 +6,7 @@
 #include <set>
 
 #include "../contract/dataset_contract.h"
-#include "core/gpu_operations.h"
+#include "core/device/gpu_operations.h"
 #include "gpt2_recommender/device_triplets.h"
 #include "gpt2_recommender/triplet_draw.h"
 #include "gpt2_recommender/triplets.h"

@@ -1,7 +1,7 @@
 // Programs in unusual surroundings: environment variables, limits, closed streams.
 #include <cstdlib>
 
-#include "core/cuda_support.h"
+#include "core/device/cuda_support.h"
 #include "program.h"
 #include "sanitizers.h"
 #include "test_util.h"

@@ -4,8 +4,8 @@
 
 #include <limits>
 
-#include "core/gpu_operations.h"
-#include "core/tensor_lists.h"
+#include "core/device/gpu_operations.h"
+#include "core/tensors/tensor_lists.h"
 #include "cuda_sim_control.h"
 #include "test_util.h"
 #include "train/late_scalars.h"

@@ -2,7 +2,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <torch/torch.h>
 
-#include "core/host_tensors.h"
+#include "core/device/host_tensors.h"
 #include "cuda_sim_control.h"
 #include "test_util.h"
 #include "train/background_saves.h"

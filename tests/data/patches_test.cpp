@@ -7,7 +7,7 @@
 #include <map>
 
 #include "contract/dataset_contract.h"
-#include "core/gpu_operations.h"
+#include "core/device/gpu_operations.h"
 #include "test_util.h"
 
 using namespace trainkit;

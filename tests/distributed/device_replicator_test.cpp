@@ -7,7 +7,7 @@
 #include <set>
 #include <thread>
 
-#include "core/parallel.h"
+#include "core/machine/parallel.h"
 #include "rank_threads.h"
 #include "test_util.h"
 #include "thread_count.h"

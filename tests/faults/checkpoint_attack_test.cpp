@@ -9,7 +9,7 @@
 #include <random>
 #include <thread>
 
-#include "core/system_calls.h"
+#include "core/files/system_calls.h"
 #include "test_util.h"
 #include "trainkit/train/checkpoint.h"
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/system_calls.h"
+#include "core/files/system_calls.h"
 #include "trainkit/core/fs.h"
 
 namespace trainkit::test {

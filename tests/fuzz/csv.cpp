@@ -1,7 +1,7 @@
 // A table; fields written by csv_field are read unchanged, and every field is valid text.
 #include "trainkit/io/csv.h"
 
-#include "core/utf8.h"
+#include "core/base/utf8.h"
 #include "target.h"
 
 using namespace trainkit;

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "core/utf8.h"
+#include "core/base/utf8.h"
 #include "target.h"
 #include "trainkit/io/tokenizer.h"
 

@@ -13,7 +13,7 @@
 #include <optional>
 #include <set>
 
-#include "core/utf8.h"
+#include "core/base/utf8.h"
 #include "target.h"
 
 using namespace trainkit;

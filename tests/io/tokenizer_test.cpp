@@ -4,7 +4,7 @@
 
 #include <fstream>
 
-#include "core/utf8.h"
+#include "core/base/utf8.h"
 #include "test_util.h"
 
 using namespace trainkit;

@@ -4,8 +4,8 @@
 #include <c10/cuda/CUDAGuard.h>
 #endif
 
-#include "core/gpu_kernel_support.h"
-#include "core/gpu_operations.h"
+#include "core/device/gpu_kernel_support.h"
+#include "core/device/gpu_operations.h"
 #include "cuda_sim/cuda_sim_control.h"
 #include "fused_ops_checks.h"
 

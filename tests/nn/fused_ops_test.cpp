@@ -1,7 +1,7 @@
 // The GPU operations on the CPU that replaces a GPU: gradients, dtypes and conditions.
 #include "nn/fused_ops.h"
 
-#include "core/gpu_operations.h"
+#include "core/device/gpu_operations.h"
 #include "fused_ops_checks.h"
 #include "memory/memory_recorder.h"
 

@@ -2,7 +2,7 @@
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 
-#include "core/tensor_lists.h"
+#include "core/tensors/tensor_lists.h"
 #include "cuda_sim/cuda_sim_control.h"
 #include "test_util.h"
 #include "trainkit/optim/adam.h"

@@ -1,6 +1,6 @@
 #include <limits>
 
-#include "core/tensor_lists.h"
+#include "core/tensors/tensor_lists.h"
 #include "test_util.h"
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/optim/sgd.h"

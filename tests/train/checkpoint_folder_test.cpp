@@ -3,7 +3,7 @@
 #include <thread>
 
 #include "checkpoint_run.h"
-#include "core/system_calls.h"
+#include "core/files/system_calls.h"
 #include "test_util.h"
 #include "trainkit/train/checkpoint.h"
 

@@ -1,4 +1,4 @@
-#include "core/waiting_threads.h"
+#include "core/machine/waiting_threads.h"
 
 #include <ATen/Parallel.h>
 

@@ -15,8 +15,8 @@
 #include <string>
 
 #include "amp/scaling_state.h"
-#include "core/option_problems.h"
-#include "core/tensor_lists.h"
+#include "core/base/option_problems.h"
+#include "core/tensors/tensor_lists.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 

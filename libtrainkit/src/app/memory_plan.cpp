@@ -8,9 +8,9 @@
 #include <algorithm>
 
 #include "app/memory_ladder.h"
-#include "core/allocation_guard.h"
-#include "core/gpu_kernel_support.h"
-#include "core/host_memory.h"
+#include "core/device/gpu_kernel_support.h"
+#include "core/machine/allocation_guard.h"
+#include "core/machine/host_memory.h"
 #include "train/gpu_libraries.h"
 #include "train/run_state.h"
 #include "train/step_flops.h"

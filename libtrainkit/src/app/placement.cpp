@@ -5,7 +5,7 @@
 #include <optional>
 #include <string_view>
 
-#include "core/gpu_kernel_support.h"
+#include "core/device/gpu_kernel_support.h"
 #include "train/run_state.h"
 #include "trainkit/app/app.h"
 #include "trainkit/core/error.h"

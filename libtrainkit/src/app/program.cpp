@@ -14,7 +14,7 @@
 #include <thread>
 #include <utility>
 
-#include "core/working_folder.h"
+#include "core/files/working_folder.h"
 #include "logging/report.h"
 #include "logging/run_file.h"
 #include "trainkit/app/placement.h"

@@ -5,7 +5,7 @@
 #include <system_error>
 
 #include "app/resume.h"
-#include "core/new_files.h"
+#include "core/files/new_files.h"
 #include "logging/event_files.h"
 #include "logging/report.h"
 #include "logging/report_data.h"

@@ -14,7 +14,7 @@
 
 #include "app/command_line.h"
 #include "app/run_files.h"
-#include "core/waiting_threads.h"
+#include "core/machine/waiting_threads.h"
 #include "logging/run_file.h"
 #include "logging/run_log.h"
 #include "train/run_state.h"

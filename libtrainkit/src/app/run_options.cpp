@@ -12,9 +12,9 @@
 
 #include "app/resume.h"
 #include "app/run_files.h"
-#include "core/cuda_support.h"
-#include "core/new_files.h"
-#include "core/try_folder.h"
+#include "core/device/cuda_support.h"
+#include "core/files/new_files.h"
+#include "core/files/try_folder.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/processors.h"

@@ -1,5 +1,5 @@
 // Converts the text of a value to the type of its option.
-#include "binding.h"
+#include "config/binding.h"
 
 #include <absl/strings/ascii.h>
 #include <fmt/format.h>
@@ -9,9 +9,9 @@
 #include <filesystem>
 #include <limits>
 
-#include "core/utf8.h"
-#include "raw_value.h"
-#include "read_number.h"
+#include "config/raw_value.h"
+#include "config/read_number.h"
+#include "core/base/utf8.h"
 #include "trainkit/core/error.h"
 
 namespace trainkit::detail {

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "parser_state.h"
+#include "config/parser_state.h"
 
 namespace trainkit::detail {
 

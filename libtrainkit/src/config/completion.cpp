@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "parser_state.h"
+#include "config/parser_state.h"
 
 namespace trainkit::detail {
 namespace {

@@ -6,9 +6,9 @@
 #include <filesystem>
 #include <set>
 
-#include "command_line.h"
-#include "core/working_folder.h"
-#include "parser_state.h"
+#include "config/command_line.h"
+#include "config/parser_state.h"
+#include "core/files/working_folder.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit {

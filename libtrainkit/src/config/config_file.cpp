@@ -13,9 +13,9 @@
 #include <cerrno>
 #include <cstring>
 
-#include "core/unique_descriptor.h"
-#include "core/utf8.h"
-#include "entry_builder.h"
+#include "config/entry_builder.h"
+#include "core/base/utf8.h"
+#include "core/files/unique_descriptor.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 

@@ -5,8 +5,8 @@
 #include <cctype>
 #include <nlohmann/json.hpp>
 
-#include "completion.h"
-#include "parser_state.h"
+#include "config/completion.h"
+#include "config/parser_state.h"
 #include "trainkit/core/error.h"
 
 namespace trainkit {

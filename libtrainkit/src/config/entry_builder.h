@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "raw_value.h"
+#include "config/raw_value.h"
 
 namespace trainkit::detail {
 

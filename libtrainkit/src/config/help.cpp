@@ -1,5 +1,5 @@
 // Formats --help: one screen with the most used flags, or all flags of a heading or of the program.
-#include "help.h"
+#include "config/help.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -12,7 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "parser_state.h"
+#include "config/parser_state.h"
 
 namespace trainkit {
 namespace {

@@ -1,8 +1,8 @@
 // Which options have an effect: OptionSpec::modes and OptionSpec::needs.
 #include <algorithm>
 
-#include "command_line.h"
-#include "parser_state.h"
+#include "config/command_line.h"
+#include "config/parser_state.h"
 #include "trainkit/config/config.h"
 #include "trainkit/core/status.h"
 

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "binding.h"
-#include "raw_value.h"
+#include "config/binding.h"
+#include "config/raw_value.h"
 #include "trainkit/core/error.h"
 
 namespace trainkit {

@@ -3,8 +3,8 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "core/strict_json.h"
-#include "entry_builder.h"
+#include "config/entry_builder.h"
+#include "core/base/strict_json.h"
 
 namespace trainkit::detail {
 namespace {

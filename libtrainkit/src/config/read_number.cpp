@@ -1,4 +1,4 @@
-#include "read_number.h"
+#include "config/read_number.h"
 
 #include <algorithm>
 #include <charconv>

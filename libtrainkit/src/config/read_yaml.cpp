@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <sstream>
 
-#include "entry_builder.h"
-#include "read_number.h"
+#include "config/entry_builder.h"
+#include "config/read_number.h"
 
 namespace trainkit::detail {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "core/recorded.h"
-#include "core/user_exception.h"
+#include "core/base/user_exception.h"
+#include "core/tensors/recorded.h"
 #include "data/reading_row.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"

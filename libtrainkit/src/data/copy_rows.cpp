@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/vectorized.h"
+#include "core/tensors/vectorized.h"
 
 namespace trainkit {
 namespace {

@@ -4,7 +4,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "core/recorded.h"
+#include "core/tensors/recorded.h"
 
 namespace trainkit::detail {
 namespace {

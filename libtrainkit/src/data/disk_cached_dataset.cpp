@@ -13,8 +13,8 @@
 #include <sstream>
 #include <thread>
 
-#include "core/new_files.h"
-#include "core/system_calls.h"
+#include "core/files/new_files.h"
+#include "core/files/system_calls.h"
 #include "data/copy_rows.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/streaming_copy.h"
+#include "core/device/streaming_copy.h"
 
 namespace trainkit::detail {
 namespace {

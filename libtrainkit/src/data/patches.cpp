@@ -10,10 +10,10 @@
 
 #include <algorithm>
 
-#include "core/gpu_kernel_support.h"
-#include "core/gpu_launch.h"
-#include "core/gpu_operations.h"
-#include "core/parallel.h"
+#include "core/device/gpu_kernel_support.h"
+#include "core/device/gpu_launch.h"
+#include "core/device/gpu_operations.h"
+#include "core/machine/parallel.h"
 #include "data/patch_gather.h"
 #include "data/scratch.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <system_error>
 
-#include "core/option_problems.h"
+#include "core/base/option_problems.h"
 #include "data/prefetcher_impl.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"

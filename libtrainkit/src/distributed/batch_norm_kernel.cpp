@@ -1,4 +1,4 @@
-#include "batch_norm_kernel.h"
+#include "distributed/batch_norm_kernel.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include "core/gpu_operations.h"
-#include "core/recorded.h"
-#include "core/row_tasks.h"
-#include "core/vectors.h"
+#include "core/device/gpu_operations.h"
+#include "core/machine/row_tasks.h"
+#include "core/tensors/recorded.h"
+#include "core/tensors/vectors.h"
 
 namespace trainkit::detail {
 namespace {

@@ -13,7 +13,7 @@
 #include <optional>
 #include <utility>
 
-#include "core/recorded.h"
+#include "core/tensors/recorded.h"
 #include "distributed/replica_tools.h"
 #include "trainkit/core/error.h"
 #ifdef TRAINKIT_WITH_CUDA

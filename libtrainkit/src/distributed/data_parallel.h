@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/waiting_threads.h"
+#include "core/machine/waiting_threads.h"
 #include "distributed/bucket_reducer.h"
 #include "distributed/graph_ranks.h"
 #include "distributed/model_state.h"

@@ -1,7 +1,7 @@
 // The parts of DataParallel for reductions during backward and for a divided training state (Sharding).
 #include <unordered_set>
 
-#include "core/recorded.h"
+#include "core/tensors/recorded.h"
 #include "distributed/data_parallel.h"
 
 namespace trainkit::detail {

@@ -9,8 +9,8 @@
 #include <numeric>
 #include <set>
 
-#include "core/allocation_guard.h"
-#include "core/user_exception.h"
+#include "core/base/user_exception.h"
+#include "core/machine/allocation_guard.h"
 #include "distributed/data_parallel.h"
 #include "distributed/distributed.h"
 #include "distributed/single_device.h"

@@ -6,9 +6,9 @@
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 
-#include "core/gpu_kernel_support.h"
-#include "core/gpu_launch.h"
-#include "core/tensor_lists.h"
+#include "core/device/gpu_kernel_support.h"
+#include "core/device/gpu_launch.h"
+#include "core/tensors/tensor_lists.h"
 #include "distributed/replica_tools.h"
 #include "distributed/vote_kernels.h"
 

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "core/recorded.h"
+#include "core/tensors/recorded.h"
 #include "distributed/rendezvous.h"
 #include "distributed/replica_tools.h"
 #include "trainkit/core/status.h"

@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <map>
 
-#include "core/recorded.h"
+#include "core/tensors/recorded.h"
 #include "distributed/replica_tools.h"
 
 namespace trainkit::detail {

@@ -18,7 +18,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #endif
 
-#include "core/sigpipe.h"
+#include "core/machine/sigpipe.h"
 #include "distributed/peer_watch.h"
 #include "distributed/process_group_impl.h"
 #include "distributed/rendezvous.h"

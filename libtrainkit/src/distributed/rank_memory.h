@@ -13,7 +13,7 @@
 #include <mutex>
 #include <optional>
 
-#include "core/unique_descriptor.h"
+#include "core/files/unique_descriptor.h"
 
 namespace trainkit::detail {
 

@@ -17,7 +17,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
-#include "core/unique_descriptor.h"
+#include "core/files/unique_descriptor.h"
 #include "distributed/address.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"

@@ -7,7 +7,7 @@
 #include <exception>
 #include <mutex>
 
-#include "core/recorded.h"
+#include "core/tensors/recorded.h"
 #ifdef TRAINKIT_WITH_NCCL
 #include <torch/csrc/cuda/nccl.h>
 #endif

@@ -18,7 +18,7 @@
 
 #include <vector>
 
-#include "batch_norm_kernel.h"
+#include "distributed/batch_norm_kernel.h"
 
 namespace trainkit {
 namespace {

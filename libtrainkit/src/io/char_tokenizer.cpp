@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "core/utf8.h"
+#include "core/base/utf8.h"
 #include "io/token_buffer.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"

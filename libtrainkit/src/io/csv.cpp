@@ -8,7 +8,7 @@
 #include <charconv>
 #include <cstring>
 
-#include "core/utf8.h"
+#include "core/base/utf8.h"
 #include "io/plain_text.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"

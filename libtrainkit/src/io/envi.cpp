@@ -14,7 +14,7 @@
 #include <map>
 #include <optional>
 
-#include "core/array_bytes.h"
+#include "core/files/array_bytes.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <iterator>
 
-#include "core/utf8.h"
+#include "core/base/utf8.h"
 
 namespace trainkit::detail {
 namespace {

@@ -7,8 +7,8 @@
 #include <optional>
 #include <unordered_map>
 
-#include "core/strict_json.h"
-#include "core/utf8.h"
+#include "core/base/strict_json.h"
+#include "core/base/utf8.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 

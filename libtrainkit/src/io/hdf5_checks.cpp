@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "core/array_bytes.h"
+#include "core/files/array_bytes.h"
 #include "io/hdf5_handle.h"
 #include "io/inflate.h"
 #include "io/mat_source.h"

@@ -11,7 +11,7 @@
 #include <cstring>
 #include <mutex>
 
-#include "core/unique_descriptor.h"
+#include "core/files/unique_descriptor.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <limits>
 
-#include "core/array_bytes.h"
+#include "core/files/array_bytes.h"
 #include "io/mat5_element.h"
 #include "io/mat_source.h"
 #include "io/matio_bridge.h"

@@ -6,7 +6,7 @@
 #include <array>
 #include <limits>
 
-#include "core/array_bytes.h"
+#include "core/files/array_bytes.h"
 #include "io/hdf5_checks.h"
 #include "io/hdf5_handle.h"
 #include "io/hdf5_mapped.h"

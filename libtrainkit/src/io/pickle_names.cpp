@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <unordered_set>
 
-#include "core/utf8.h"
+#include "core/base/utf8.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit::detail {

@@ -10,7 +10,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "core/strict_json.h"
+#include "core/base/strict_json.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit::detail {

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "core/host_tensors.h"
+#include "core/device/host_tensors.h"
 #include "io/safetensors_header.h"
 #include "trainkit/core/status.h"
 

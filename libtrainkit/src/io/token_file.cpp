@@ -9,7 +9,7 @@
 #include <cstring>
 #include <vector>
 
-#include "core/new_files.h"
+#include "core/files/new_files.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"

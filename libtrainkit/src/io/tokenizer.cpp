@@ -5,8 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "core/strict_json.h"
-#include "core/utf8.h"
+#include "core/base/strict_json.h"
+#include "core/base/utf8.h"
 #include "io/token_buffer.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"

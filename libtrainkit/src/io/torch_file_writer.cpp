@@ -9,8 +9,8 @@
 #include <tuple>
 #include <unordered_set>
 
-#include "core/host_tensors.h"
-#include "core/utf8.h"
+#include "core/base/utf8.h"
+#include "core/device/host_tensors.h"
 #include "io/pickle_input.h"
 #include "io/pickle_names.h"
 #include "io/torch_dtypes.h"

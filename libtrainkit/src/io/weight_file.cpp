@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "core/strict_json.h"
+#include "core/base/strict_json.h"
 #include "io/safetensors_header.h"
 #include "io/torch_dtypes.h"
 #include "io/weight_content.h"

@@ -8,7 +8,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "core/utf8.h"
+#include "core/base/utf8.h"
 #include "io/zip_format.h"
 #include "trainkit/core/status.h"
 

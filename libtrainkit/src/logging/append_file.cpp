@@ -1,4 +1,4 @@
-#include "append_file.h"
+#include "logging/append_file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -7,8 +7,8 @@
 #include <cerrno>
 #include <cstring>
 
-#include "core/new_files.h"
-#include "core/unique_descriptor.h"
+#include "core/files/new_files.h"
+#include "core/files/unique_descriptor.h"
 #include "trainkit/core/error.h"
 
 namespace trainkit::detail {

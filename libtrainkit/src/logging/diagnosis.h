@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "core/host_memory.h"
-#include "core/processor_times.h"
+#include "core/machine/host_memory.h"
+#include "core/machine/processor_times.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/logging/monitor.h"
 

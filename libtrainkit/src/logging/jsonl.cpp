@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "append_file.h"
-#include "core/strict_json.h"
-#include "escape_name.h"
+#include "core/base/strict_json.h"
+#include "logging/append_file.h"
+#include "logging/escape_name.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <thread>
 
-#include "core/block_signals.h"
+#include "core/machine/block_signals.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/monitor.h"

@@ -6,8 +6,8 @@
 #include <mutex>
 #include <thread>
 
-#include "core/block_signals.h"
-#include "core/host_memory.h"
+#include "core/machine/block_signals.h"
+#include "core/machine/host_memory.h"
 #include "logging/monitor_series.h"
 #include "trainkit/core/processors.h"
 

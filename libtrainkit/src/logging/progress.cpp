@@ -11,7 +11,7 @@
 #include <ctime>
 #include <optional>
 
-#include "core/sigpipe.h"
+#include "core/machine/sigpipe.h"
 #include "logging/plain_table.h"
 #include "trainkit/logging/format.h"
 #include "trainkit/logging/sinks.h"

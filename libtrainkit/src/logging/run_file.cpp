@@ -15,9 +15,9 @@
 #include <random>
 #include <set>
 
-#include "core/host_memory.h"
-#include "core/new_files.h"
-#include "core/strict_json.h"
+#include "core/base/strict_json.h"
+#include "core/files/new_files.h"
+#include "core/machine/host_memory.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/processors.h"

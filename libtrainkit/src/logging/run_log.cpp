@@ -1,6 +1,6 @@
 #include "logging/run_log.h"
 
-#include "core/try_folder.h"
+#include "core/files/try_folder.h"
 #include "logging/append_file.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"

@@ -7,10 +7,10 @@
 #include <filesystem>
 #include <vector>
 
-#include "append_file.h"
-#include "escape_name.h"
+#include "logging/append_file.h"
+#include "logging/escape_name.h"
 #include "logging/event_files.h"
-#include "tf_event.h"
+#include "logging/tf_event.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"

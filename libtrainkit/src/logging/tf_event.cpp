@@ -1,4 +1,4 @@
-#include "tf_event.h"
+#include "logging/tf_event.h"
 
 #include <array>
 #include <bit>

@@ -14,9 +14,9 @@
 #include <system_error>
 #include <thread>
 
-#include "append_file.h"
-#include "core/new_files.h"
-#include "escape_name.h"
+#include "core/files/new_files.h"
+#include "logging/append_file.h"
+#include "logging/escape_name.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"

@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/parallel.h"
-#include "core/recorded.h"
-#include "core/vectors.h"
+#include "core/machine/parallel.h"
+#include "core/tensors/recorded.h"
+#include "core/tensors/vectors.h"
 #include "nn/attention_tiles.h"
 
 namespace trainkit::detail {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "core/vectors.h"
+#include "core/tensors/vectors.h"
 
 namespace trainkit::detail {
 

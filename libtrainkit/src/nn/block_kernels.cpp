@@ -7,9 +7,9 @@
 #include <cmath>
 #include <vector>
 
-#include "core/recorded.h"
-#include "core/row_tasks.h"
-#include "core/vectors.h"
+#include "core/machine/row_tasks.h"
+#include "core/tensors/recorded.h"
+#include "core/tensors/vectors.h"
 
 namespace trainkit::detail {
 

@@ -1,6 +1,6 @@
 #include "nn/config_fields.h"
 
-#include "core/strict_json.h"
+#include "core/base/strict_json.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit::detail {

@@ -16,8 +16,8 @@
 #include <string_view>
 #include <vector>
 
-#include "core/gpu_operations.h"
-#include "core/recorded.h"
+#include "core/device/gpu_operations.h"
+#include "core/tensors/recorded.h"
 #include "nn/direct_convolution.h"
 #include "nn/optional_tensor.h"
 #include "nn/tile_product.h"

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/parallel.h"
+#include "core/machine/parallel.h"
 
 namespace trainkit::detail {
 

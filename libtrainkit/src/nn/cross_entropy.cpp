@@ -14,9 +14,9 @@
 #include <memory>
 #include <vector>
 
-#include "core/gpu_operations.h"
-#include "core/parallel.h"
-#include "core/vectors.h"
+#include "core/device/gpu_operations.h"
+#include "core/machine/parallel.h"
+#include "core/tensors/vectors.h"
 #include "nn/cross_entropy_rows.h"
 #include "nn/fused_ops.h"
 #include "trainkit/nn/functional.h"

@@ -4,7 +4,7 @@
 #include <array>
 #include <vector>
 
-#include "core/parallel.h"
+#include "core/machine/parallel.h"
 #include "nn/convolution_kernels.h"
 #include "nn/tile_product.h"
 

@@ -6,7 +6,7 @@
 
 #include <tuple>
 
-#include "core/skipped_products.h"
+#include "core/tensors/skipped_products.h"
 
 namespace trainkit::detail {
 

@@ -4,7 +4,7 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "core/recorded.h"
+#include "core/tensors/recorded.h"
 #include "nn/fused_ops.h"
 #include "nn/run_kernel.h"
 #include "trainkit/nn/functional.h"

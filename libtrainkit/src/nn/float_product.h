@@ -5,7 +5,7 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/mm.h>
 
-#include "core/skipped_products.h"
+#include "core/tensors/skipped_products.h"
 
 namespace trainkit::detail {
 

@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "core/gpu_operations.h"
+#include "core/device/gpu_operations.h"
 #include "nn/attention_kernel.h"
 #include "nn/block_matrix.h"
 #include "nn/optional_tensor.h"

@@ -13,7 +13,7 @@
 #include <optional>
 #include <vector>
 
-#include "core/tensor_lists.h"
+#include "core/tensors/tensor_lists.h"
 #include "nn/block_matrix.h"
 #include "nn/float_product.h"
 #include "nn/optional_tensor.h"

@@ -12,9 +12,9 @@
 #include <optional>
 #include <vector>
 
-#include "core/gpu_kernel_support.h"
-#include "core/gpu_operations.h"
-#include "core/recorded.h"
+#include "core/device/gpu_kernel_support.h"
+#include "core/device/gpu_operations.h"
+#include "core/tensors/recorded.h"
 #include "nn/optional_tensor.h"
 #include "nn/run_kernel.h"
 

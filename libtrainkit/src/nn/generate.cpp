@@ -5,7 +5,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "core/evaluation_mode.h"
+#include "core/tensors/evaluation_mode.h"
 #include "trainkit/core/random.h"
 #include "trainkit/nn/transformer.h"
 

@@ -15,7 +15,7 @@
 #include <cmath>
 #include <optional>
 
-#include "core/option_problems.h"
+#include "core/base/option_problems.h"
 #include "nn/dropout.h"
 #include "nn/fused_block.h"
 #include "nn/fused_gpu_block.h"

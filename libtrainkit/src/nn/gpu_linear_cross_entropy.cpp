@@ -8,8 +8,8 @@
 
 #include <algorithm>
 
-#include "core/recorded.h"
-#include "core/skipped_products.h"
+#include "core/tensors/recorded.h"
+#include "core/tensors/skipped_products.h"
 #include "nn/float_product.h"
 #include "nn/fused_ops.h"
 #include "nn/run_kernel.h"

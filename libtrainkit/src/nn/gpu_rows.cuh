@@ -5,7 +5,7 @@
 #include <initializer_list>
 #include <type_traits>
 
-#include "core/gpu_values.cuh"
+#include "core/tensors/gpu_values.cuh"
 #include "nn/gpu_kernels.h"
 #include "nn/row_math.h"
 

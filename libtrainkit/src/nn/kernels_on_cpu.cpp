@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/parallel.h"
+#include "core/machine/parallel.h"
 #include "nn/gpu_kernels.h"
 #include "nn/row_math.h"
 

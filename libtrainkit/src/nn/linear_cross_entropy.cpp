@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "core/gpu_operations.h"
+#include "core/device/gpu_operations.h"
 #include "nn/cross_entropy_rows.h"
 #include "nn/gpu_linear_cross_entropy.h"
 #include "trainkit/nn/functional.h"

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <utility>
 
-#include "core/option_problems.h"
+#include "core/base/option_problems.h"
 #include "nn/lora_layers.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"

@@ -6,7 +6,7 @@
 #include <set>
 #include <utility>
 
-#include "core/evaluation_mode.h"
+#include "core/tensors/evaluation_mode.h"
 #include "io/onnx_file.h"
 #include "nn/onnx_builder.h"
 #include "nn/onnx_trace.h"

@@ -5,7 +5,7 @@
 
 #include <optional>
 
-#include "core/gpu_launch.h"
+#include "core/device/gpu_launch.h"
 #include "nn/gpu_kernels.h"
 
 namespace trainkit::detail {

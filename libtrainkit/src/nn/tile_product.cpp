@@ -8,7 +8,7 @@
 #include <array>
 #include <utility>
 
-#include "core/vectorized.h"
+#include "core/tensors/vectorized.h"
 
 namespace trainkit::detail {
 

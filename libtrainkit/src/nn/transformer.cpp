@@ -18,7 +18,7 @@
 #include <optional>
 #include <string>
 
-#include "core/option_problems.h"
+#include "core/base/option_problems.h"
 #include "nn/dropout.h"
 #include "nn/fused_block.h"
 #include "nn/fused_gpu_block.h"

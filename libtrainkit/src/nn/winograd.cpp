@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "core/parallel.h"
+#include "core/machine/parallel.h"
 #include "nn/convolution_kernels.h"
 #include "nn/tile_product.h"
 #include "nn/winograd_matrices.h"

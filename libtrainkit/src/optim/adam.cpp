@@ -4,9 +4,9 @@
 #include <ATen/ops/_fused_adamw.h>
 #include <c10/util/Exception.h>
 
-#include "core/gpu_launch.h"
-#include "core/option_problems.h"
-#include "core/tensor_lists.h"
+#include "core/base/option_problems.h"
+#include "core/device/gpu_launch.h"
+#include "core/tensors/tensor_lists.h"
 #ifdef TRAINKIT_WITH_CUDA
 #include "optim/adam_kernel.h"
 #endif

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "core/tensor_list_kernels.h"
+#include "core/tensors/tensor_list_kernels.h"
 
 namespace trainkit::detail {
 

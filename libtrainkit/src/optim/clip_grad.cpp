@@ -9,7 +9,7 @@
 
 #include <cmath>
 
-#include "core/tensor_lists.h"
+#include "core/tensors/tensor_lists.h"
 
 namespace trainkit {
 

@@ -5,7 +5,7 @@
 #include <numbers>
 #include <utility>
 
-#include "core/option_problems.h"
+#include "core/base/option_problems.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/optim/lr_scheduler.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-#include "core/option_problems.h"
+#include "core/base/option_problems.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 

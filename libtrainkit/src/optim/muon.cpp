@@ -12,8 +12,8 @@
 #include <cmath>
 #include <unordered_set>
 
-#include "core/option_problems.h"
-#include "core/tensor_lists.h"
+#include "core/base/option_problems.h"
+#include "core/tensors/tensor_lists.h"
 #include "trainkit/optim/adam.h"
 
 namespace trainkit {

@@ -15,7 +15,7 @@
 #include <set>
 #include <unordered_set>
 
-#include "core/option_problems.h"
+#include "core/base/option_problems.h"
 #include "optim/optimizer_bucket.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/option_problems.h"
+#include "core/base/option_problems.h"
 #include "optim/optimizer_bucket.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"

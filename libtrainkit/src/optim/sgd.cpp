@@ -3,7 +3,7 @@
 #include <ATen/ops/_fused_sgd.h>
 #include <c10/util/Exception.h>
 
-#include "core/option_problems.h"
+#include "core/base/option_problems.h"
 
 namespace trainkit {
 

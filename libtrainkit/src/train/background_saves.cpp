@@ -1,11 +1,11 @@
-#include "background_saves.h"
+#include "train/background_saves.h"
 
 #include <ATen/ops/full.h>
 
 #include <chrono>
 #include <utility>
 
-#include "core/recorded.h"
+#include "core/tensors/recorded.h"
 #include "train/checkpoint_snapshot.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"

@@ -11,7 +11,7 @@
 #include <optional>
 #include <string>
 
-#include "core/host_tensors.h"
+#include "core/device/host_tensors.h"
 #include "trainkit/distributed/process_group.h"
 #include "trainkit/train/checkpoint.h"
 

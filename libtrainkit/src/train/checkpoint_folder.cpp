@@ -1,4 +1,4 @@
-#include "checkpoint_folder.h"
+#include "train/checkpoint_folder.h"
 
 #include <ATen/core/Tensor.h>
 #include <fmt/format.h>
@@ -7,8 +7,8 @@
 #include <charconv>
 #include <limits>
 
-#include "checkpoint_manifest.h"
-#include "checkpoint_state.h"
+#include "train/checkpoint_manifest.h"
+#include "train/checkpoint_state.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/safetensors.h"

@@ -4,7 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "core/strict_json.h"
+#include "core/base/strict_json.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit::detail {

@@ -1,7 +1,7 @@
 #pragma once
 // Copies a run's state to host memory for the thread that writes it. Internal to Trainer.
 
-#include "core/host_tensors.h"
+#include "core/device/host_tensors.h"
 #include "trainkit/train/checkpoint.h"
 
 namespace trainkit::detail {

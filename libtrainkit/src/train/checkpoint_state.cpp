@@ -10,8 +10,8 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "core/array_bytes.h"
-#include "core/strict_json.h"
+#include "core/base/strict_json.h"
+#include "core/files/array_bytes.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "core/host_tensors.h"
+#include "core/device/host_tensors.h"
 #include "train/checkpoint_manifest.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/io/safetensors.h"

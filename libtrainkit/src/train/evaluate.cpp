@@ -16,12 +16,12 @@
 #include <string>
 #include <vector>
 
-#include "core/evaluation_mode.h"
-#include "counted_rows.h"
+#include "core/tensors/evaluation_mode.h"
+#include "train/counted_rows.h"
+#include "train/user_mistakes.h"
 #include "trainkit/amp/autocast.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
-#include "user_mistakes.h"
 
 namespace trainkit {
 namespace {

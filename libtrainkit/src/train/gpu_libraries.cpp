@@ -1,4 +1,4 @@
-#include "gpu_libraries.h"
+#include "train/gpu_libraries.h"
 
 #include <ATen/Context.h>
 

@@ -1,4 +1,4 @@
-#include "nonfinite.h"
+#include "train/nonfinite.h"
 
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>

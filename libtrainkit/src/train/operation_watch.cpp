@@ -1,4 +1,4 @@
-#include "operation_watch.h"
+#include "train/operation_watch.h"
 
 #include <exception>
 #include <utility>

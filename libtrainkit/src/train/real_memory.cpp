@@ -1,4 +1,4 @@
-#include "real_memory.h"
+#include "train/real_memory.h"
 
 #include <c10/core/CachingDeviceAllocator.h>
 

@@ -2,7 +2,7 @@
 #include <utility>
 #include <variant>
 
-#include "run_state.h"
+#include "train/run_state.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 

@@ -1,4 +1,4 @@
-#include "run_state.h"
+#include "train/run_state.h"
 
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>

@@ -1,10 +1,10 @@
-#include "skipped_steps.h"
+#include "train/skipped_steps.h"
 
 #include <fmt/format.h>
 
 #include <utility>
 
-#include "step_records.h"
+#include "train/step_records.h"
 #include "trainkit/core/error.h"
 
 namespace trainkit {

@@ -5,14 +5,14 @@
 
 #include <functional>
 
-#include "core/device_error.h"
-#include "counted_rows.h"
+#include "core/device/device_error.h"
 #include "distributed/parameter_shards.h"
-#include "step_gradients.h"
-#include "step_graphs.h"
-#include "step_snapshot.h"
-#include "steps_in_flight.h"
-#include "train_step_parts.h"
+#include "train/counted_rows.h"
+#include "train/step_gradients.h"
+#include "train/step_graphs.h"
+#include "train/step_snapshot.h"
+#include "train/steps_in_flight.h"
+#include "train/train_step_parts.h"
 #include "trainkit/amp/autocast.h"
 #include "trainkit/core/status.h"
 

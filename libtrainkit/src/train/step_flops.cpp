@@ -4,7 +4,7 @@
 #include <mutex>
 #include <string_view>
 
-#include "operation_watch.h"
+#include "train/operation_watch.h"
 
 namespace trainkit {
 namespace {

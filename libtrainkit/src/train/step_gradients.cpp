@@ -1,4 +1,4 @@
-#include "step_gradients.h"
+#include "train/step_gradients.h"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>

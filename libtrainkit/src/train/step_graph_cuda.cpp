@@ -1,5 +1,5 @@
 // Captures and replays steps as CUDA graphs.
-#include "step_graphs.h"
+#include "train/step_graphs.h"
 
 #ifdef TRAINKIT_WITH_CUDA
 

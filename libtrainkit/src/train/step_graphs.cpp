@@ -1,4 +1,4 @@
-#include "step_graphs.h"
+#include "train/step_graphs.h"
 
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>

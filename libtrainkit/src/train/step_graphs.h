@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "step_trace.h"
+#include "train/step_trace.h"
 
 namespace trainkit::detail {
 

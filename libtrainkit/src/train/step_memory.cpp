@@ -13,14 +13,14 @@
 #include <utility>
 #include <vector>
 
-#include "core/allocation_guard.h"
-#include "core/gpu_operations.h"
-#include "core/skipped_products.h"
+#include "core/device/gpu_operations.h"
+#include "core/machine/allocation_guard.h"
+#include "core/tensors/skipped_products.h"
 #include "distributed/gradient_hook.h"
 #include "distributed/planned_rank.h"
 #include "distributed/replica_tools.h"
-#include "gpu_libraries.h"
 #include "memory/memory_recorder.h"
+#include "train/gpu_libraries.h"
 #include "trainkit/amp/autocast.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/prefetcher.h"

@@ -1,4 +1,4 @@
-#include "step_profile.h"
+#include "train/step_profile.h"
 
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-#include "step_records.h"
+#include "train/step_records.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/recorded.h"
+#include "core/tensors/recorded.h"
 #include "distributed/device_votes.h"
 #include "distributed/graph_ranks.h"
-#include "step_graphs.h"
-#include "step_snapshot.h"
-#include "train_step_parts.h"
+#include "train/step_graphs.h"
+#include "train/step_snapshot.h"
+#include "train/train_step_parts.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 

@@ -10,15 +10,15 @@
 
 #include <algorithm>
 
-#include "counted_rows.h"
-#include "nonfinite.h"
-#include "step_graphs.h"
-#include "step_snapshot.h"
-#include "train_step_parts.h"
+#include "train/counted_rows.h"
+#include "train/nonfinite.h"
+#include "train/step_graphs.h"
+#include "train/step_snapshot.h"
+#include "train/train_step_parts.h"
+#include "train/user_mistakes.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/distributed/sync_batch_norm.h"
-#include "user_mistakes.h"
 
 namespace trainkit {
 

@@ -1,4 +1,4 @@
-#include "step_snapshot.h"
+#include "train/step_snapshot.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
@@ -9,7 +9,7 @@
 #include <new>
 #include <type_traits>
 
-#include "core/tensor_lists.h"
+#include "core/tensors/tensor_lists.h"
 
 namespace trainkit::detail {
 

@@ -1,4 +1,4 @@
-#include "step_trace.h"
+#include "train/step_trace.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
@@ -14,7 +14,7 @@
 #include <set>
 #include <string_view>
 
-#include "core/recorded.h"
+#include "core/tensors/recorded.h"
 
 namespace trainkit::detail {
 namespace {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "operation_watch.h"
+#include "train/operation_watch.h"
 
 namespace trainkit::detail {
 

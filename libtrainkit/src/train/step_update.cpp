@@ -11,18 +11,18 @@
 #include <cmath>
 #include <map>
 
-#include "core/recorded.h"
+#include "core/tensors/recorded.h"
 #include "distributed/device_votes.h"
 #include "distributed/parameter_shards.h"
-#include "nonfinite.h"
 #include "optim/clip_grad.h"
-#include "step_gradients.h"
-#include "step_graphs.h"
-#include "step_snapshot.h"
-#include "train_step_parts.h"
+#include "train/nonfinite.h"
+#include "train/step_gradients.h"
+#include "train/step_graphs.h"
+#include "train/step_snapshot.h"
+#include "train/train_step_parts.h"
+#include "train/weight_average.h"
 #include "trainkit/core/status.h"
 #include "trainkit/optim/optimizer.h"
-#include "weight_average.h"
 
 namespace trainkit {
 namespace {

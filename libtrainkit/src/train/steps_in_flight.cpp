@@ -1,4 +1,4 @@
-#include "steps_in_flight.h"
+#include "train/steps_in_flight.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 

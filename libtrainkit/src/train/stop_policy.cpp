@@ -1,4 +1,4 @@
-#include "stop_policy.h"
+#include "train/stop_policy.h"
 
 #include "trainkit/train/trainer.h"
 

@@ -3,8 +3,8 @@
 
 #include <chrono>
 
-#include "run_state.h"
-#include "skipped_steps.h"
+#include "train/run_state.h"
+#include "train/skipped_steps.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/train/trainer.h"
 

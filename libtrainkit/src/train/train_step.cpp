@@ -15,20 +15,20 @@
 #include <map>
 #include <tuple>
 
-#include "core/waiting_threads.h"
+#include "core/machine/waiting_threads.h"
 #include "distributed/device_votes.h"
 #include "distributed/graph_ranks.h"
 #include "distributed/parameter_shards.h"
-#include "sharded_state.h"
-#include "step_gradients.h"
-#include "step_graphs.h"
-#include "step_snapshot.h"
-#include "steps_in_flight.h"
-#include "train_step_parts.h"
+#include "train/sharded_state.h"
+#include "train/step_gradients.h"
+#include "train/step_graphs.h"
+#include "train/step_snapshot.h"
+#include "train/steps_in_flight.h"
+#include "train/train_step_parts.h"
+#include "train/user_mistakes.h"
+#include "train/weight_average.h"
 #include "trainkit/core/status.h"
 #include "trainkit/distributed/sync_batch_norm.h"
-#include "user_mistakes.h"
-#include "weight_average.h"
 
 namespace trainkit {
 namespace {

@@ -7,9 +7,9 @@
 #include "distributed/device_votes.h"
 #include "distributed/graph_ranks.h"
 #include "distributed/single_device.h"
-#include "step_graphs.h"
-#include "step_snapshot.h"
-#include "train_step_parts.h"
+#include "train/step_graphs.h"
+#include "train/step_snapshot.h"
+#include "train/train_step_parts.h"
 #include "trainkit/core/status.h"
 #include "trainkit/train/train_step.h"
 

@@ -7,9 +7,9 @@
 
 #include "distributed/device_votes.h"
 #include "distributed/graph_ranks.h"
-#include "step_graphs.h"
-#include "steps_in_flight.h"
-#include "train_step_parts.h"
+#include "train/step_graphs.h"
+#include "train/steps_in_flight.h"
+#include "train/train_step_parts.h"
 
 namespace trainkit {
 namespace {

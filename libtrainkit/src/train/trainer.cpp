@@ -5,10 +5,10 @@
 #include <limits>
 #include <string>
 
-#include "core/option_problems.h"
-#include "run_state.h"
-#include "sharded_state.h"
-#include "training_run.h"
+#include "core/base/option_problems.h"
+#include "train/run_state.h"
+#include "train/sharded_state.h"
+#include "train/training_run.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/train/checkpoint.h"

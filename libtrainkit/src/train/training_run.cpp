@@ -1,4 +1,4 @@
-#include "training_run.h"
+#include "train/training_run.h"
 
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/recorded.h"
-#include "core/user_exception.h"
+#include "core/base/user_exception.h"
+#include "core/tensors/recorded.h"
 #include "logging/diagnosis.h"
 #include "train/late_scalars.h"
 #include "trainkit/core/error.h"

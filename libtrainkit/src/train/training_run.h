@@ -10,15 +10,15 @@
 #include <memory>
 #include <optional>
 
-#include "background_saves.h"
-#include "real_memory.h"
-#include "run_state.h"
-#include "skipped_steps.h"
-#include "step_profile.h"
-#include "step_records.h"
-#include "stop_policy.h"
+#include "train/background_saves.h"
+#include "train/real_memory.h"
+#include "train/run_state.h"
+#include "train/skipped_steps.h"
+#include "train/step_profile.h"
+#include "train/step_records.h"
+#include "train/stop_policy.h"
+#include "train/validation.h"
 #include "trainkit/train/trainer.h"
-#include "validation.h"
 
 namespace trainkit {
 

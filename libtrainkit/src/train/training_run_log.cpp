@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "training_run.h"
+#include "train/training_run.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/format.h"
 

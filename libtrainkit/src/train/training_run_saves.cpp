@@ -2,10 +2,10 @@
 
 #include <utility>
 
-#include "core/recorded.h"
+#include "core/tensors/recorded.h"
 #include "train/sharded_copies.h"
 #include "train/sharded_state.h"
-#include "training_run.h"
+#include "train/training_run.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 

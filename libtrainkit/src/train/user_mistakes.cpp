@@ -1,4 +1,4 @@
-#include "user_mistakes.h"
+#include "train/user_mistakes.h"
 
 #include <absl/status/statusor.h>
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-#include "validation.h"
+#include "train/validation.h"
 
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
-#include "core/evaluation_mode.h"
-#include "core/user_exception.h"
+#include "core/base/user_exception.h"
+#include "core/tensors/evaluation_mode.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/format.h"

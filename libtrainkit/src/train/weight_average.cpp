@@ -1,4 +1,4 @@
-#include "weight_average.h"
+#include "train/weight_average.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_copy.h>

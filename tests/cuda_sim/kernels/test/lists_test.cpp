@@ -1,7 +1,7 @@
 // Kernels of lists of tensors, of Adam and of embeddings against references.
 #include <algorithm>
 
-#include "core/tensor_list_kernels.h"
+#include "core/tensors/tensor_list_kernels.h"
 #include "optim/adam_kernel.h"
 #include "test_support.h"
 
