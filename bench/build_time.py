@@ -61,7 +61,7 @@ def change():
     """Changes a line of prefetcher.cpp: `./dev test -R unit.data.prefetcher` compiles, links and runs its tests."""
     command = ["./dev", "test", "-R", r"^unit\.data\.prefetcher$"]
     run(command)
-    source = ROOT / "libtrainkit/src/data/prefetcher.cpp"
+    source = ROOT / "libtrainkit/src/data/loader/prefetcher.cpp"
     text = source.read_text()
     try:
         source.write_text(text + "// one line\n")

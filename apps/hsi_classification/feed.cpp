@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "trainkit/data/patches.h"
+#include "trainkit/imagery/patches.h"
 
 namespace trainkit::hsi {
 

@@ -11,7 +11,7 @@
 #include "core/device/gpu_operations.h"
 #include "nn/fused_ops.h"
 #include "trainkit/amp/autocast.h"
-#include "trainkit/data/patches.h"
+#include "trainkit/imagery/patches.h"
 #include "trainkit/nn/functional.h"
 #include "trainkit/verify.h"
 

@@ -14,9 +14,9 @@
 
 #include "../rounds.h"
 #include "trainkit/core/random.h"
-#include "trainkit/data/patches.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/data/sampler.h"
+#include "trainkit/imagery/patches.h"
 
 namespace trainkit {
 namespace {

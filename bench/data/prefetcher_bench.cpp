@@ -11,7 +11,7 @@
 #include <random>
 
 #include "../rounds.h"
-#include "data/copy_rows.h"
+#include "data/datasets/copy_rows.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/data/sampler.h"
 #include "trainkit/data/tensor_dataset.h"

@@ -3,7 +3,7 @@
 #include <iostream>
 
 #include "ddp_step.h"
-#include "distributed/step_consensus.h"
+#include "distributed/agreement/step_consensus.h"
 
 using namespace trainkit;
 using namespace trainkit::bench;

@@ -59,7 +59,7 @@ class Tree:
 
     def modules(self):
         """The modules, in dependency order, as libtrainkit/CMakeLists.txt lists them."""
-        return re.search(r"foreach\(module ([\w ]+)\)", self.read("libtrainkit/CMakeLists.txt")).group(1).split()
+        return re.search(r"foreach\(module ([\w\s]+)\)", self.read("libtrainkit/CMakeLists.txt")).group(1).split()
 
     def dependencies(self):
         """Maps each module to the modules that it may include: itself and the modules of DEPENDS in its CMakeLists.txt,

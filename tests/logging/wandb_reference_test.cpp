@@ -25,7 +25,7 @@ std::vector<std::string> run_folders(const test::TempDir& dir) {
 
 json runs_of(const test::TempDir& dir) {
   const std::string command =
-      test::python() + " " REFERENCE_DIR "/wandb_history.py " + (dir / "out.json") + " " + dir.path().string();
+      test::python() + " " TRAINKIT_REFERENCE_DIR "/wandb_history.py " + (dir / "out.json") + " " + dir.path().string();
   REQUIRE(std::system(command.c_str()) == 0);
   return json::parse(std::ifstream(dir / "out.json")).at("runs");
 }

@@ -11,7 +11,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "distributed/replica_random.h"
+#include "distributed/replicas/replica_random.h"
 
 namespace trainkit {
 namespace {

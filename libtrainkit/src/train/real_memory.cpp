@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <variant>
 
-#include "distributed/parameter_shards.h"
+#include "distributed/shards/parameter_shards.h"
 #include "trainkit/train/weights.h"
 
 namespace trainkit::detail {

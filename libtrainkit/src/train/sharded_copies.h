@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "distributed/parameter_shards.h"
+#include "distributed/shards/parameter_shards.h"
 #include "trainkit/io/safetensors.h"
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/train/checkpoint.h"

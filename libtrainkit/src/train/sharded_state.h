@@ -4,7 +4,7 @@
 #include <map>
 #include <string>
 
-#include "distributed/parameter_shards.h"
+#include "distributed/shards/parameter_shards.h"
 #include "train/save_together.h"
 #include "trainkit/core/state_dict.h"
 #include "trainkit/io/safetensors.h"

@@ -6,7 +6,7 @@
 #include <functional>
 
 #include "core/device/device_error.h"
-#include "distributed/parameter_shards.h"
+#include "distributed/shards/parameter_shards.h"
 #include "train/counted_rows.h"
 #include "train/step_gradients.h"
 #include "train/step_graphs.h"

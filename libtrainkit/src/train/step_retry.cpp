@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "core/tensors/recorded.h"
-#include "distributed/device_votes.h"
-#include "distributed/graph_ranks.h"
+#include "distributed/agreement/device_votes.h"
+#include "distributed/agreement/graph_ranks.h"
 #include "train/step_graphs.h"
 #include "train/step_snapshot.h"
 #include "train/train_step_parts.h"

@@ -12,8 +12,8 @@
 #include <map>
 
 #include "core/tensors/recorded.h"
-#include "distributed/device_votes.h"
-#include "distributed/parameter_shards.h"
+#include "distributed/agreement/device_votes.h"
+#include "distributed/shards/parameter_shards.h"
 #include "optim/clip_grad.h"
 #include "train/nonfinite.h"
 #include "train/step_gradients.h"

@@ -16,9 +16,9 @@
 #include <tuple>
 
 #include "core/machine/waiting_threads.h"
-#include "distributed/device_votes.h"
-#include "distributed/graph_ranks.h"
-#include "distributed/parameter_shards.h"
+#include "distributed/agreement/device_votes.h"
+#include "distributed/agreement/graph_ranks.h"
+#include "distributed/shards/parameter_shards.h"
 #include "train/sharded_state.h"
 #include "train/step_gradients.h"
 #include "train/step_graphs.h"

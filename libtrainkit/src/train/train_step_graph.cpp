@@ -4,9 +4,9 @@
 
 #include <bit>
 
-#include "distributed/device_votes.h"
-#include "distributed/graph_ranks.h"
-#include "distributed/single_device.h"
+#include "distributed/agreement/device_votes.h"
+#include "distributed/agreement/graph_ranks.h"
+#include "distributed/replicas/single_device.h"
 #include "train/step_graphs.h"
 #include "train/step_snapshot.h"
 #include "train/train_step_parts.h"

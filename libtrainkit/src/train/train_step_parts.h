@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "distributed/step_consensus.h"
+#include "distributed/agreement/step_consensus.h"
 #include "train/late_scalars.h"
 #include "trainkit/train/train_step.h"
 

@@ -5,8 +5,8 @@
 #include <thread>
 #include <utility>
 
-#include "distributed/device_votes.h"
-#include "distributed/graph_ranks.h"
+#include "distributed/agreement/device_votes.h"
+#include "distributed/agreement/graph_ranks.h"
 #include "train/step_graphs.h"
 #include "train/steps_in_flight.h"
 #include "train/train_step_parts.h"

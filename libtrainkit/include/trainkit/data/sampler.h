@@ -67,7 +67,7 @@ struct RandomSamplerOptions {
 };
 
 /// Visits every row once per epoch, in an order keyed by (seed, epoch). Takes O(1) memory at any size: the order is a
-/// KeyedPermutation (src/data/permutation.h), not a shuffled list. Costs about one nanosecond per row.
+/// KeyedPermutation (src/data/order/permutation.h), not a shuffled list. Costs about one nanosecond per row.
 class RandomSampler final : public Sampler {
  public:
   /// Throws c10::ValueError if size < 0.

@@ -1,7 +1,7 @@
 // Cross-entropy, patches and triplets against references.
 #include <algorithm>
 
-#include "data/patch_gather.h"
+#include "imagery/patch_gather.h"
 #include "test_support.h"
 #include "triplet_draw.h"
 

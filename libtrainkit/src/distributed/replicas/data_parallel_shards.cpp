@@ -1,0 +1,73 @@
+// The parts of DataParallel for reductions during backward and for a divided training state (Sharding).
+#include <unordered_set>
+
+#include "core/tensors/recorded.h"
+#include "distributed/replicas/data_parallel.h"
+
+namespace trainkit::detail {
+
+void DataParallel::divide_parameters(const std::function<bool(const at::Tensor&)>& is_whole) {
+  if (sharding() == Sharding::kNone || !shards_.empty()) return;
+  follow_model();  // layers that were frozen since create()
+  DeviceReplicatorOptions options = options_;
+  options.gradient_compression = GradientCompression::kNone;  // it is for processes
+  std::vector<std::unique_ptr<ParameterShards>> shards;
+  for (size_t replica = 0; replica < parameters_.size(); ++replica) {
+    std::unordered_set<const void*> whole;  // the same parameters on each replica
+    for (size_t p = 0; is_whole && p < parameters_[0].size(); ++p) {
+      if (is_whole(parameters_[0][p])) whole.insert(parameters_[replica][p].unsafeGetTensorImpl());
+    }
+    shards.push_back(std::make_unique<ParameterShards>(
+        parameters_[replica],
+        [&](const at::Tensor& parameter) { return whole.contains(parameter.unsafeGetTensorImpl()); }, options,
+        collectives_->of(static_cast<int64_t>(replica))));
+  }
+  shards_ = std::move(shards);
+}
+
+ParameterShards* DataParallel::shards(int64_t copy) const {
+  return shards_.empty() ? nullptr : shards_.at(static_cast<size_t>(copy)).get();
+}
+
+void DataParallel::gather_weights() {
+  const ProfileStage stage("gather weights");
+  const at::NoGradGuard no_grad;
+  for (const auto& shards : shards_) shards->start_gathering();
+  for (const auto& shards : shards_) shards->finish_gathering();
+}
+
+void DataParallel::abandon_step() {
+  seed_.restart();
+  for (const auto& shards : shards_) shards->release_gradients();
+}
+
+void DataParallel::begin_reduction(bool reduces) {
+  TORCH_CHECK(sharding() == Sharding::kNone || !shards_.empty(), "call divide_parameters() before run()");
+  if (reduces && reducer_) reducer_->begin();
+  if (collectives_) collectives_->begin();
+  for (const auto& shards : shards_) shards->begin(reduces || shards->reduces_every_run());
+}
+
+void DataParallel::end_failed_run() {
+  if (reducer_) reducer_->abandon();
+  if (collectives_) collectives_->abandon();
+}
+
+/// Forward and backward of a replica, in its thread.
+void DataParallel::backward(int64_t replica, const Body& body, bool is_last) {
+  const at::Tensor loss = body(replica);
+  if (loss.defined()) loss.backward();
+  if (shards_.empty()) return;
+  ParameterShards& shards = *shards_[static_cast<size_t>(replica)];
+  shards.end(/*contribute=*/true);
+  const auto missing = loss.defined() && is_last ? shards.without_gradient() : std::nullopt;
+  if (!missing) return;
+  const auto names = unique_parameters(*modules_[static_cast<size_t>(replica)]);
+  const void* parameter = parameters_[static_cast<size_t>(replica)][*missing].unsafeGetTensorImpl();
+  for (const auto& [name, tensor] : names) {
+    TORCH_CHECK_VALUE(tensor.unsafeGetTensorImpl() != parameter, "the loss did not reach ", name,
+                      ": sharding needs a gradient of every trained parameter");
+  }
+}
+
+}  // namespace trainkit::detail
