@@ -1,6 +1,6 @@
 #include "emotion_recognition/app.h"
 
-#include "app/classification.h"
+#include "app/results/classification.h"
 #include "emotion_recognition/initial_rows.h"
 #include "emotion_recognition/results.h"
 #include "trainkit/app/app.h"

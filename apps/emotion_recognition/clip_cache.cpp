@@ -11,10 +11,10 @@
 
 #include "core/files/new_files.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/format.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/io/media.h"
-#include "trainkit/logging/format.h"
+#include "trainkit/media/media.h"
 
 namespace trainkit::emotion {
 namespace {

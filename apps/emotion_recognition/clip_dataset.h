@@ -9,7 +9,7 @@
 #include "emotion_recognition/clips.h"
 #include "emotion_recognition/model.h"
 #include "trainkit/data/dataset.h"
-#include "trainkit/io/media.h"
+#include "trainkit/media/media.h"
 
 namespace trainkit::emotion {
 

@@ -18,7 +18,7 @@
 #include "trainkit/core/fs.h"
 #include "trainkit/core/random.h"
 #include "trainkit/core/status.h"
-#include "trainkit/io/media.h"
+#include "trainkit/media/media.h"
 
 namespace trainkit::emotion {
 namespace {

@@ -10,7 +10,7 @@
 #include "emotion_recognition/predict.h"
 #include "emotion_recognition/session.h"
 #include "trainkit/core/status.h"
-#include "trainkit/nn/onnx.h"
+#include "trainkit/onnx/onnx.h"
 
 namespace trainkit::emotion {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "emotion_recognition/clip_windows.h"
 #include "emotion_recognition/session.h"
-#include "io/folder_files.h"
+#include "io/files/folder_files.h"
 #include "trainkit/app/placement.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"

@@ -13,15 +13,15 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "app/classification.h"
-#include "app/result_page.h"
+#include "app/results/classification.h"
+#include "app/results/result_page.h"
 #include "trainkit/app/app.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/format.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/csv.h"
-#include "trainkit/logging/format.h"
-#include "trainkit/logging/summary.h"
+#include "trainkit/report/summary.h"
 
 namespace trainkit::emotion {
 namespace {

@@ -8,8 +8,8 @@
 #include <memory>
 #include <vector>
 
-#include "app/classification.h"
-#include "io/model_weights.h"
+#include "app/results/classification.h"
+#include "io/weights/model_weights.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/processors.h"
 #include "trainkit/core/state_dict.h"

@@ -9,7 +9,7 @@
 
 #include "gpt2_recommender/trained_vectors.h"
 #include "trainkit/core/status.h"
-#include "trainkit/nn/onnx.h"
+#include "trainkit/onnx/onnx.h"
 
 namespace trainkit::rec {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "core/base/utf8.h"
-#include "io/plain_text.h"
+#include "io/files/plain_text.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 

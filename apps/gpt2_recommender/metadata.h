@@ -9,7 +9,7 @@
 #include <string>
 
 #include "gpt2_recommender/interactions.h"
-#include "trainkit/io/tokenizer.h"
+#include "trainkit/text/tokenizer.h"
 
 namespace trainkit::rec {
 

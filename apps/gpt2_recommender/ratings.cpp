@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <set>
 
-#include "io/folder_files.h"
+#include "io/files/folder_files.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 

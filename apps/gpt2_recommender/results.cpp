@@ -5,12 +5,12 @@
 
 #include <nlohmann/json.hpp>
 
-#include "app/result_page.h"
+#include "app/results/result_page.h"
 #include "gpt2_recommender/adapters.h"
 #include "trainkit/app/app.h"
+#include "trainkit/core/format.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/logging/format.h"
 
 namespace trainkit::rec {
 namespace {

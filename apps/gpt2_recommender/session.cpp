@@ -12,8 +12,8 @@
 #include "gpt2_recommender/gpt2_model.h"
 #include "trainkit/app/app.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/format.h"
 #include "trainkit/core/status.h"
-#include "trainkit/logging/format.h"
 #include "trainkit/train/checkpoint.h"
 
 namespace trainkit::rec {

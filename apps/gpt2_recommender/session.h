@@ -16,7 +16,7 @@
 #include "gpt2_recommender/ranking.h"
 #include "gpt2_recommender/triplets.h"
 #include "trainkit/app/placement.h"
-#include "trainkit/logging/summary.h"
+#include "trainkit/report/summary.h"
 #include "trainkit/train/loss.h"
 #include "trainkit/train/step_memory.h"
 

@@ -1,6 +1,6 @@
 #include "hsi_classification/app.h"
 
-#include "app/classification.h"
+#include "app/results/classification.h"
 #include "hsi_classification/benchmark.h"
 #include "hsi_classification/export.h"
 #include "hsi_classification/initial_scene.h"

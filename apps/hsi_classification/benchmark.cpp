@@ -18,7 +18,7 @@
 #include "trainkit/core/processors.h"
 #include "trainkit/core/status.h"
 #include "trainkit/distributed/process_group.h"
-#include "trainkit/logging/summary.h"
+#include "trainkit/report/summary.h"
 
 namespace trainkit::hsi {
 namespace {

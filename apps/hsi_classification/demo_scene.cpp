@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "hsi_classification/scene.h"
+#include "trainkit/arrays/mat.h"
 #include "trainkit/core/random.h"
 #include "trainkit/core/status.h"
-#include "trainkit/io/mat.h"
 
 namespace trainkit::hsi {
 namespace {

@@ -9,7 +9,7 @@
 #include "hsi_classification/models.h"
 #include "hsi_classification/trained_scene.h"
 #include "trainkit/core/status.h"
-#include "trainkit/nn/onnx.h"
+#include "trainkit/onnx/onnx.h"
 
 namespace trainkit::hsi {
 namespace {

@@ -10,12 +10,12 @@
 #include <cmath>
 #include <functional>
 
-#include "io/folder_files.h"
+#include "io/files/folder_files.h"
+#include "trainkit/arrays/array_file.h"
+#include "trainkit/arrays/mat.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/io/array_file.h"
-#include "trainkit/io/mat.h"
 
 namespace trainkit::hsi {
 namespace {

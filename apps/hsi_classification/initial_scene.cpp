@@ -7,7 +7,7 @@
 #include <cmath>
 #include <filesystem>
 
-#include "app/initial_weights.h"
+#include "app/run/initial_weights.h"
 #include "trainkit/app/app.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"

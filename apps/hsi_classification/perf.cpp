@@ -14,7 +14,7 @@
 
 #include "trainkit/app/placement.h"
 #include "trainkit/core/status.h"
-#include "trainkit/logging/monitor.h"
+#include "trainkit/monitor/monitor.h"
 #include "trainkit/nn/functional.h"
 #include "trainkit/optim/adam.h"
 

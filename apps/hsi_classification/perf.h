@@ -14,7 +14,7 @@
 #include "hsi_classification/feed.h"
 #include "hsi_classification/models.h"
 #include "trainkit/distributed/process_group.h"
-#include "trainkit/logging/monitor.h"
+#include "trainkit/monitor/monitor.h"
 #include "trainkit/train/train_step.h"
 
 namespace trainkit::hsi {

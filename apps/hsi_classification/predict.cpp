@@ -10,10 +10,10 @@
 #include "hsi_classification/maps.h"
 #include "hsi_classification/trained_scene.h"
 #include "trainkit/app/placement.h"
+#include "trainkit/arrays/array_file.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/io/array_file.h"
 #include "trainkit/io/csv.h"
 
 namespace trainkit::hsi {

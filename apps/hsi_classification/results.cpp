@@ -13,17 +13,17 @@
 #include <numeric>
 #include <utility>
 
-#include "app/classification.h"
-#include "app/result_page.h"
+#include "app/results/classification.h"
+#include "app/results/result_page.h"
 #include "hsi_classification/maps.h"
 #include "trainkit/app/app.h"
+#include "trainkit/arrays/array_file.h"
+#include "trainkit/arrays/mat.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/format.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/io/array_file.h"
-#include "trainkit/io/mat.h"
-#include "trainkit/logging/format.h"
-#include "trainkit/logging/summary.h"
+#include "trainkit/report/summary.h"
 
 namespace trainkit::hsi {
 namespace {

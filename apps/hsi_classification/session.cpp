@@ -8,13 +8,13 @@
 #include <cstdio>
 #include <filesystem>
 
-#include "app/classification.h"
+#include "app/results/classification.h"
 #include "hsi_classification/initial_scene.h"
 #include "hsi_classification/preprocess.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/format.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/logging/format.h"
 #include "trainkit/nn/functional.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/train/checkpoint.h"

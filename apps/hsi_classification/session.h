@@ -17,7 +17,7 @@
 #include "trainkit/app/placement.h"
 #include "trainkit/app/run_options.h"
 #include "trainkit/data/prefetcher.h"
-#include "trainkit/logging/summary.h"
+#include "trainkit/report/summary.h"
 #include "trainkit/train/loss.h"
 #include "trainkit/train/step_memory.h"
 

@@ -13,8 +13,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #endif
 
+#include "trainkit/core/format.h"
 #include "trainkit/core/status.h"
-#include "trainkit/logging/format.h"
 #include "trainkit/probes.h"
 #include "trainkit/verify.h"
 

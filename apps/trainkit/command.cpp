@@ -12,7 +12,7 @@
 #include "config/help.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
-#include "trainkit/logging/summary.h"
+#include "trainkit/report/summary.h"
 
 namespace trainkit::tool {
 namespace {

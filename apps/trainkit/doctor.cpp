@@ -11,8 +11,8 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/logging/summary.h"
 #include "trainkit/probes.h"
+#include "trainkit/report/summary.h"
 #include "trainkit/trainer.h"
 #include "trainkit/verify.h"
 

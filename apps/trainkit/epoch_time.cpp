@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "trainkit/logging/format.h"
+#include "trainkit/core/format.h"
 
 namespace trainkit::tool {
 namespace {

@@ -7,13 +7,13 @@
 #include <optional>
 #include <vector>
 
-#include "io/model_weights.h"
+#include "io/weights/model_weights.h"
 #include "trainkit/command.h"
 #include "trainkit/config/config.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/weight_file.h"
-#include "trainkit/logging/summary.h"
+#include "trainkit/report/summary.h"
 #include "trainkit/train/checkpoint.h"
 #include "trainkit/trainer.h"
 #include "trainkit/words.h"

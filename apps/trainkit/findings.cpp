@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "trainkit/core/error.h"
-#include "trainkit/logging/format.h"
+#include "trainkit/core/format.h"
 
 namespace trainkit::tool {
 

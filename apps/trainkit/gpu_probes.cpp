@@ -12,10 +12,10 @@
 
 #include "core/device/cuda_support.h"
 #include "core/device/gpu_kernel_support.h"
-#include "logging/resource_monitor.h"
-#include "train/run_state.h"
+#include "monitor/resource_monitor.h"
+#include "train/run/run_state.h"
+#include "trainkit/core/format.h"
 #include "trainkit/core/status.h"
-#include "trainkit/logging/format.h"
 #include "trainkit/probes.h"
 
 namespace trainkit::tool {

@@ -21,11 +21,11 @@
 
 #include "core/device/cuda_support.h"
 #include "core/machine/cgroup.h"
+#include "trainkit/core/format.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/processors.h"
-#include "trainkit/logging/format.h"
-#include "trainkit/logging/summary.h"
 #include "trainkit/probes.h"
+#include "trainkit/report/summary.h"
 
 namespace trainkit::tool {
 namespace {

@@ -11,10 +11,10 @@
 #include "trainkit/command.h"
 #include "trainkit/config/config.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/format.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/weight_file.h"
-#include "trainkit/logging/format.h"
-#include "trainkit/logging/summary.h"
+#include "trainkit/report/summary.h"
 #include "trainkit/train/checkpoint.h"
 #include "trainkit/words.h"
 

@@ -7,7 +7,7 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/launch.h"
-#include "trainkit/logging/summary.h"
+#include "trainkit/report/summary.h"
 
 namespace trainkit::tool {
 namespace {

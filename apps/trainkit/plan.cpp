@@ -5,12 +5,12 @@
 
 #include "trainkit/command.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/format.h"
 #include "trainkit/core/status.h"
 #include "trainkit/epoch_time.h"
 #include "trainkit/guide_table.h"
-#include "trainkit/logging/format.h"
-#include "trainkit/logging/summary.h"
 #include "trainkit/memory/batch_size_planner.h"
+#include "trainkit/report/summary.h"
 #include "trainkit/trainer.h"
 
 namespace trainkit::tool {

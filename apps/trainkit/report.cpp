@@ -1,5 +1,5 @@
 // trainkit report: a page about one run, or about several runs next to each other.
-#include "logging/report.h"
+#include "report/report.h"
 
 #include <fmt/format.h>
 
@@ -7,10 +7,10 @@
 #include "trainkit/command.h"
 #include "trainkit/config/config.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/format.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/logging/format.h"
-#include "trainkit/logging/summary.h"
+#include "trainkit/report/summary.h"
 #include "trainkit/words.h"
 
 namespace trainkit::tool {

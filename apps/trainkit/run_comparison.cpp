@@ -12,9 +12,9 @@
 #include "core/machine/cgroup.h"
 #include "logging/tf_event.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/format.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/safetensors.h"
-#include "trainkit/logging/format.h"
 #include "trainkit/logging/sinks.h"
 #include "trainkit/train/checkpoint.h"
 

@@ -12,8 +12,8 @@
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/sinks.h"
-#include "trainkit/logging/summary.h"
 #include "trainkit/probes.h"
+#include "trainkit/report/summary.h"
 #include "trainkit/scale_run.h"
 #include "trainkit/scaling_model.h"
 

@@ -49,7 +49,7 @@ struct VerifyOptions {
 int verify_devices(Findings& findings, const VerifyOptions& options);
 
 // Checks of one device. The kernel checks compare with LibTorch's operations in float64 on the CPU. With a CPU device
-// they run the GPU code path on the CPU (core/gpu_operations.h).
+// they run the GPU code path on the CPU (core/device/gpu_operations.h).
 Checked verify_layer_norm(at::Device device);
 Checked verify_gelu(at::Device device);
 Checked verify_cross_entropy(at::Device device);

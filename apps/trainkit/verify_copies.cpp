@@ -10,9 +10,9 @@
 #include <memory>
 #include <thread>
 
+#include "trainkit/core/format.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/data/tensor_dataset.h"
-#include "trainkit/logging/format.h"
 #include "trainkit/verify.h"
 
 namespace trainkit::tool {

@@ -9,7 +9,7 @@
 
 #include "core/device/gpu_kernel_support.h"
 #include "core/device/gpu_operations.h"
-#include "nn/fused_ops.h"
+#include "nn/gpu/fused_ops.h"
 #include "trainkit/amp/autocast.h"
 #include "trainkit/imagery/patches.h"
 #include "trainkit/nn/functional.h"

@@ -9,12 +9,12 @@
 #include <map>
 
 #include "core/device/gpu_kernel_support.h"
-#include "train/gpu_libraries.h"
+#include "train/planning/gpu_libraries.h"
 #include "trainkit/app/memory_plan.h"
 #include "trainkit/app/run_options.h"
+#include "trainkit/core/format.h"
 #include "trainkit/data/tensor_dataset.h"
 #include "trainkit/distributed/device_replicator.h"
-#include "trainkit/logging/format.h"
 #include "trainkit/nn/transformer.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/train/trainer.h"

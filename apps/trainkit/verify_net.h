@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "nn/fused_ops.h"
+#include "nn/gpu/fused_ops.h"
 #include "trainkit/data/batch.h"
 #include "trainkit/data/tensor_dataset.h"
 #include "trainkit/nn/functional.h"

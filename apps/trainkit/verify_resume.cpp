@@ -14,7 +14,7 @@
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/interrupted_run.h"
-#include "trainkit/logging/summary.h"
+#include "trainkit/report/summary.h"
 #include "trainkit/run_comparison.h"
 
 namespace trainkit::tool {

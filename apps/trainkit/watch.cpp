@@ -10,13 +10,13 @@
 #include <mutex>
 #include <thread>
 
-#include "logging/report.h"
+#include "report/report.h"
 #include "trainkit/command.h"
 #include "trainkit/config/config.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/logging/summary.h"
+#include "trainkit/report/summary.h"
 #include "trainkit/words.h"
 
 namespace trainkit::tool {

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "logging/report.h"
+#include "report/report.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "trainkit/io/tokenizer.h"
+#include "trainkit/text/tokenizer.h"
 #include "transformer/text.h"
 
 namespace trainkit::transformer {

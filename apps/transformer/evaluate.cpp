@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "trainkit/app/placement.h"
+#include "trainkit/core/format.h"
 #include "trainkit/core/status.h"
-#include "trainkit/logging/format.h"
 #include "transformer/corpus.h"
 #include "transformer/session.h"
 #include "transformer/text_dataset.h"

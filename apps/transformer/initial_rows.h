@@ -4,7 +4,7 @@
 #include <absl/status/status.h>
 
 #include "trainkit/app/app.h"
-#include "trainkit/io/tokenizer.h"
+#include "trainkit/text/tokenizer.h"
 #include "transformer/options.h"
 
 namespace trainkit::transformer {

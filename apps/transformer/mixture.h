@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "trainkit/data/sampler.h"
-#include "trainkit/logging/summary.h"
+#include "trainkit/report/summary.h"
 #include "trainkit/train/evaluate.h"
 
 namespace trainkit::transformer {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "app/result_page.h"
+#include "app/results/result_page.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 

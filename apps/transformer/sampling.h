@@ -6,8 +6,8 @@
 #include <map>
 #include <string>
 
-#include "trainkit/io/tokenizer.h"
 #include "trainkit/nn/transformer.h"
+#include "trainkit/text/tokenizer.h"
 #include "transformer/corpus.h"
 
 namespace trainkit::transformer {

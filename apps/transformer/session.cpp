@@ -9,14 +9,14 @@
 #include <filesystem>
 #include <set>
 
-#include "io/folder_files.h"
+#include "io/files/folder_files.h"
 #include "trainkit/app/app.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/format.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/adapters.h"
 #include "trainkit/io/mapped_file.h"
-#include "trainkit/logging/format.h"
 #include "trainkit/train/checkpoint.h"
 #include "transformer/demo_text.h"
 #include "transformer/sampling.h"

@@ -12,8 +12,8 @@
 
 #include "trainkit/app/run_options.h"
 #include "trainkit/core/state_dict.h"
-#include "trainkit/logging/summary.h"
 #include "trainkit/nn/transformer.h"
+#include "trainkit/report/summary.h"
 #include "trainkit/train/step_memory.h"
 #include "trainkit/train/trainer.h"
 #include "transformer/corpus.h"

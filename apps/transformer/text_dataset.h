@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "trainkit/data/dataset.h"
-#include "trainkit/io/tokenizer.h"
+#include "trainkit/text/tokenizer.h"
 
 namespace trainkit::transformer {
 

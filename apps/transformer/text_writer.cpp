@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "trainkit/core/status.h"
-#include "trainkit/io/tokenizer.h"
+#include "trainkit/text/tokenizer.h"
 
 namespace trainkit::transformer {
 namespace {

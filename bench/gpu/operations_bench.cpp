@@ -4,8 +4,8 @@
 #include <torch/torch.h>
 
 #include "device_rate.h"
-#include "nn/fused_ops.h"
-#include "train/step_graphs.h"
+#include "nn/gpu/fused_ops.h"
+#include "train/graph/step_graphs.h"
 #include "trainkit/amp/autocast.h"
 #include "trainkit/nn/functional.h"
 

@@ -12,7 +12,7 @@
 
 #include "../rounds.h"
 #include "trainkit/core/error.h"
-#include "trainkit/io/media.h"
+#include "trainkit/media/media.h"
 #include "trainkit/nn/mel_spectrogram.h"
 
 namespace trainkit {

@@ -99,7 +99,7 @@ class Pages:
             text, _ = api.page(header, (ROOT / name).read_text(encoding="utf-8"))
             self.pages[f"api/{header[:-2]}.md"] = text
             modules.setdefault(header.split("/")[0], []).append(header)
-        order = re.search(r"foreach\(module ([\w ]+)\)", (ROOT / "libtrainkit/CMakeLists.txt").read_text()).group(1).split()
+        order = re.search(r"foreach\(module ([\w\s]+)\)", (ROOT / "libtrainkit/CMakeLists.txt").read_text()).group(1).split()
         for module in order:
             navigation.append({module: [f"api/{header[:-2]}.md" for header in modules[module]]})
             index += f"\n## {module}\n\n| header | |\n|---|---|\n"

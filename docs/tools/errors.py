@@ -24,8 +24,8 @@ COMPOSED = {
     "libtrainkit/src/config/option_uses.cpp": [("cli", r'\bflag_error\("(\w+)"')],
     "libtrainkit/src/config/config.cpp": [("cli", r'\bflag_error\("(\w+)"'), ("cli", r'\bblame\([^;"]*"(\w+)",'),
                                           ("config", r'\bblame\([^;"]*"(\w+)",')],
-    "libtrainkit/src/app/predictor.cpp": [("run", r'\brun_error\("(\w+)"'), ("run", r'\bis_run \? "(\w+)" : "none",')],
-    "libtrainkit/src/io/plain_text.cpp": [],  # callers name the kind: "csv", and the kinds of apps/gpt2_recommender
+    "libtrainkit/src/app/program/predictor.cpp": [("run", r'\brun_error\("(\w+)"'), ("run", r'\bis_run \? "(\w+)" : "none",')],
+    "libtrainkit/src/io/files/plain_text.cpp": [],  # callers name the kind: "csv", and the kinds of apps/gpt2_recommender
     "apps/gpt2_recommender/line_file.cpp": [],
 }
 KINDS = re.compile(r'\b(?:plain_text|LineFile::open)\([^;"]*"(\w+)"')

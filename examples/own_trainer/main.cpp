@@ -11,9 +11,9 @@
 
 #include "trainkit/app/app.h"
 #include "trainkit/app/placement.h"
+#include "trainkit/arrays/array_file.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/tensor_dataset.h"
-#include "trainkit/io/array_file.h"
 #include "trainkit/nn/functional.h"
 
 namespace {

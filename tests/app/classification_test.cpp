@@ -1,5 +1,5 @@
 // Parts that trainers of classifiers share.
-#include "app/classification.h"
+#include "app/results/classification.h"
 
 #include <ATen/Functions.h>
 

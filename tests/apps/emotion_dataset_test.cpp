@@ -5,9 +5,9 @@
 #include <fstream>
 
 #include "emotion_recognition/clip_dataset.h"
-#include "io/media_clips.h"
+#include "media/media_clips.h"
 #include "trainkit/data/prefetcher.h"
-#include "trainkit/io/media.h"
+#include "trainkit/media/media.h"
 
 using namespace trainkit;
 using namespace trainkit::emotion;

@@ -7,10 +7,10 @@
 #include <map>
 #include <set>
 
-#include "app/run_files.h"
+#include "app/run/run_files.h"
 #include "logging/event_files.h"
-#include "logging/run_file.h"
 #include "program.h"
+#include "report/run_file.h"
 #include "runs.h"
 #include "test_util.h"
 #include "trainkit/core/error.h"

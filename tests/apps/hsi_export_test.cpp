@@ -7,7 +7,7 @@
 #include "hsi_classification/preprocess.h"
 #include "hsi_place.h"
 #include "onnx_runtime.h"
-#include "trainkit/io/array_file.h"
+#include "trainkit/arrays/array_file.h"
 
 using namespace trainkit;
 using namespace trainkit::test;

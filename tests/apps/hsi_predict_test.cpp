@@ -7,8 +7,8 @@
 
 #include "hsi_classification/trained_scene.h"
 #include "hsi_place.h"
-#include "trainkit/io/array_file.h"
-#include "trainkit/io/mat.h"
+#include "trainkit/arrays/array_file.h"
+#include "trainkit/arrays/mat.h"
 
 using namespace trainkit;
 using namespace trainkit::test;

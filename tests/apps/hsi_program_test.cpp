@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "hsi_place.h"
-#include "trainkit/io/array_file.h"
-#include "trainkit/io/mat.h"
+#include "trainkit/arrays/array_file.h"
+#include "trainkit/arrays/mat.h"
 #include "trainkit/logging/sinks.h"
 
 using namespace trainkit;

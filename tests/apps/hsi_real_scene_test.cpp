@@ -4,7 +4,7 @@
 #include "hsi_classification/scene.h"
 #include "hsi_classification/split.h"
 #include "test_util.h"
-#include "trainkit/io/mat.h"
+#include "trainkit/arrays/mat.h"
 
 using namespace trainkit;
 using namespace trainkit::hsi;

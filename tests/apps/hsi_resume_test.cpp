@@ -8,8 +8,8 @@
 #include "hsi_place.h"
 #include "interruptions.h"
 #include "test_util.h"
-#include "trainkit/io/array_file.h"
-#include "trainkit/io/mat.h"
+#include "trainkit/arrays/array_file.h"
+#include "trainkit/arrays/mat.h"
 
 using namespace trainkit;
 using namespace trainkit::test;

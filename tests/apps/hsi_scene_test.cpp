@@ -1,12 +1,12 @@
 #include <filesystem>
 #include <limits>
 
+#include "arrays/mat_bytes.h"
 #include "hsi_classification/find_scene.h"
 #include "hsi_classification/scene.h"
-#include "io/mat_bytes.h"
 #include "test_util.h"
-#include "trainkit/io/array_file.h"
-#include "trainkit/io/mat.h"
+#include "trainkit/arrays/array_file.h"
+#include "trainkit/arrays/mat.h"
 
 using namespace trainkit;
 using namespace trainkit::hsi;

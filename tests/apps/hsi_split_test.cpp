@@ -1,7 +1,7 @@
 #include <filesystem>
 
+#include "arrays/mat_bytes.h"
 #include "hsi_classification/split.h"
-#include "io/mat_bytes.h"
 #include "test_util.h"
 
 using namespace trainkit;

@@ -13,7 +13,7 @@
 
 #include "emotion_place.h"
 #include "trainkit/core/random.h"
-#include "trainkit/io/media.h"
+#include "trainkit/media/media.h"
 
 namespace trainkit::test {
 

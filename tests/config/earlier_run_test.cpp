@@ -7,10 +7,10 @@
 #include <filesystem>
 #include <map>
 
-#include "app/run_files.h"
+#include "app/run/run_files.h"
 #include "config_test_util.h"
-#include "logging/report.h"
-#include "logging/run_file.h"
+#include "report/report.h"
+#include "report/run_file.h"
 #include "trainkit/core/fs.h"
 
 using namespace trainkit;

@@ -8,7 +8,7 @@
 #include "core/tensors/tensor_lists.h"
 #include "cuda_sim_control.h"
 #include "test_util.h"
-#include "train/late_scalars.h"
+#include "train/run/late_scalars.h"
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/optim/sgd.h"
 

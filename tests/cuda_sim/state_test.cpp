@@ -5,7 +5,7 @@
 #include "core/device/host_tensors.h"
 #include "cuda_sim_control.h"
 #include "test_util.h"
-#include "train/background_saves.h"
+#include "train/checkpoint/background_saves.h"
 #include "trainkit/data/sampler.h"
 #include "trainkit/data/tensor_dataset.h"
 #include "trainkit/distributed/device_replicator.h"

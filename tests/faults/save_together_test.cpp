@@ -1,6 +1,6 @@
 // Ranks that write one checkpoint together: every failure of the disk or of a rank leaves the previous checkpoint or
 // the new one.
-#include "train/save_together.h"
+#include "train/divided/save_together.h"
 
 #include <ATen/Functions.h>
 

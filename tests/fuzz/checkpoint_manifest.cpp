@@ -1,5 +1,5 @@
 // A checkpoint's manifest: unchanged, and with its final digest corrected.
-#include "train/checkpoint_manifest.h"
+#include "train/checkpoint/checkpoint_manifest.h"
 
 #include "target.h"
 

@@ -1,5 +1,5 @@
 // A checkpoint's state.json; a state that is read gives the same when written and read again.
-#include "train/checkpoint_state.h"
+#include "train/checkpoint/checkpoint_state.h"
 
 #include <ATen/Functions.h>
 

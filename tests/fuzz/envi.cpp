@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "target.h"
-#include "trainkit/io/array_file.h"
+#include "trainkit/arrays/array_file.h"
 
 using namespace trainkit;
 

@@ -7,7 +7,7 @@
 
 #include "core/base/utf8.h"
 #include "target.h"
-#include "trainkit/io/tokenizer.h"
+#include "trainkit/text/tokenizer.h"
 
 namespace trainkit::fuzz {
 

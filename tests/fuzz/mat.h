@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "target.h"
-#include "trainkit/io/mat.h"
+#include "trainkit/arrays/mat.h"
 
 namespace trainkit::fuzz {
 

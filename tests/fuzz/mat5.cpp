@@ -1,5 +1,5 @@
 // A `.mat` file of version 5.
-#include "io/mat_bytes.h"
+#include "arrays/mat_bytes.h"
 #include "mat.h"
 
 using namespace trainkit;

@@ -1,10 +1,10 @@
 // A video or audio file in any container: decoded data has the promised size.
-#include "trainkit/io/media.h"
+#include "trainkit/media/media.h"
 
 #include <ATen/Functions.h>
 
 #include "target.h"
-#include "trainkit/io/media.h"
+#include "trainkit/media/media.h"
 
 using namespace trainkit;
 

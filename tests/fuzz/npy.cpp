@@ -2,7 +2,7 @@
 #include <ATen/Functions.h>
 
 #include "target.h"
-#include "trainkit/io/array_file.h"
+#include "trainkit/arrays/array_file.h"
 
 using namespace trainkit;
 

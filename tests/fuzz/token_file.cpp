@@ -5,7 +5,7 @@
 
 #include "target.h"
 #include "trainkit/core/fs.h"
-#include "trainkit/io/tokenizer.h"
+#include "trainkit/text/tokenizer.h"
 
 using namespace trainkit;
 

@@ -1,5 +1,5 @@
 // A tokenizer file of save_tokenizer; an accepted one is written identically, and decoding the tokens gives the text.
-#include "trainkit/io/tokenizer.h"
+#include "trainkit/text/tokenizer.h"
 
 #include "gpt2_files.h"
 #include "target.h"

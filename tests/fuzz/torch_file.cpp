@@ -3,7 +3,7 @@
 
 #include <ATen/Functions.h>
 
-#include "io/torch_bytes.h"
+#include "io/torch/torch_bytes.h"
 
 using namespace trainkit;
 using namespace trainkit::test;

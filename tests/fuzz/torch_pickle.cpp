@@ -1,6 +1,6 @@
 // The pickle of a PyTorch file. It is put into an archive with a correct directory and checksums, with storages 0 to 2
 // of 16 bytes, so that mutations reach the unpickler and the code that creates tensors.
-#include "io/torch_bytes.h"
+#include "io/torch/torch_bytes.h"
 #include "torch_file.h"
 
 using namespace trainkit;

@@ -26,7 +26,7 @@ CLEAN = {
         f'#include "trainkit/{name}"\n' for name in ("core/a.h", "data/b.h", "optim/c.h")),
     "libtrainkit/README.md": "| folder | what lives there | where data enters and leaves | may include |\n|---|---|---|---|\n"
                              "| `core` | a | | |\n| `data` | b | | `core` |\n| `optim` | c | | |\n\n| folder |\n",
-    "tests/lint/folders.txt": "",
+    "tests/lint/headers.txt": "",
     "tests/lint/cycles.txt": "# none\n",
     "tests/lint/classes.txt": "# none\n",
     "examples/readme.cpp": "int main() {}\n",
@@ -81,7 +81,7 @@ class CheckTest(unittest.TestCase):
                              (self.TABLE.replace("c | | |", "c | | `core` |"), "README.md:5: optim does not include core"),
                              (self.TABLE.replace("| `optim`", "| `data/x` | d | | |\n| `optim`"), "there is no file in data/x")):
             self.assertIn(words, "\n".join(self.problems(check.check_layers, {"libtrainkit/README.md": table})))
-        self.finds(check.check_layers, {"libtrainkit/src/data/new/b.cpp": ""}, "has no folder data/new")
+        self.finds(check.check_layers, {"libtrainkit/src/data/new/n.cpp": ""}, "has no folder data/new")
 
     def test_a_folder_below_a_module(self):
         table = self.TABLE.replace("| `optim`", "| `data/step` | d | | `core` |\n| `data/run` | e | | `data/step` |\n| `optim`")
@@ -99,10 +99,10 @@ class CheckTest(unittest.TestCase):
             self.assertIn(words, problems[0])
 
     CYCLE = {
-        "tests/lint/folders.txt": "core/base: core/a\ncore/files: core/f\ncore/late: core/l\n",
-        "libtrainkit/src/core/a.cpp": '#include "f.h"\n',
-        "libtrainkit/src/core/f.h": '\n#include "core/l.h"\n',
-        "libtrainkit/src/core/l.h": '#include "trainkit/core/a.h"\n',
+        "tests/lint/headers.txt": "core/base: core/a\n",  # include/trainkit/core/a.h
+        "libtrainkit/src/core/base/b.cpp": '#include "core/files/f.h"\n',
+        "libtrainkit/src/core/files/f.h": '\n#include "core/late/l.h"\n',
+        "libtrainkit/src/core/late/l.h": '#include "trainkit/core/a.h"\n',
         "tests/lint/cycles.txt": "core/base > core/files > core/late\n",
     }
 
@@ -110,27 +110,30 @@ class CheckTest(unittest.TestCase):
         self.assertEqual(self.problems(check.check_cycles, self.CYCLE), [])
         problems = self.problems(check.check_cycles, {**self.CYCLE, "tests/lint/cycles.txt": ""})
         self.assertEqual(len(problems), 1, problems)
-        self.assertIn("a.cpp:1: includes f.h and closes the cycle core/base > core/files > core/late", problems[0])
-        problems = self.problems(check.check_cycles, {**self.CYCLE, "libtrainkit/src/core/f.cpp": '#include "trainkit/core/a.h"\n'})
+        self.assertIn("b.cpp:1: includes core/files/f.h and closes the cycle core/base > core/files > core/late", problems[0])
+        problems = self.problems(check.check_cycles, {**self.CYCLE, "libtrainkit/src/core/files/f.cpp": '#include "trainkit/core/a.h"\n'})
         self.assertEqual(len(problems), 1, problems)
         self.assertIn("closes the cycle core/base > core/files", problems[0])
 
     def test_a_listed_cycle_that_is_gone(self):
-        problems = self.problems(check.check_cycles, {**self.CYCLE, "libtrainkit/src/core/l.h": ""})
+        problems = self.problems(check.check_cycles, {**self.CYCLE, "libtrainkit/src/core/late/l.h": ""})
         self.assertEqual(problems, ["tests/lint/cycles.txt:1: the cycle core/base > core/files > core/late is gone: remove the line"])
 
-    def test_a_file_without_a_planned_folder(self):
-        problems = self.problems(check.check_cycles, {**self.CYCLE, "libtrainkit/src/core/n.cpp": ""})
-        self.assertEqual(problems, ["tests/lint/folders.txt: does not name the folder of core/n"])
+    def test_public_headers_without_a_source(self):
+        missing = {**self.CYCLE, "tests/lint/headers.txt": ""}
+        self.assertEqual(self.problems(check.check_cycles, missing)[0], "tests/lint/headers.txt: does not name the folder of core/a")
+        for name in ("libtrainkit/src/core/base/a.cpp", "libtrainkit/src/core/late/a.cpp"):
+            self.assertIn("tests/lint/headers.txt:1: no public header core/a without a source: remove it",
+                          self.problems(check.check_cycles, {**self.CYCLE, name: ""}))
 
-    def test_a_file_that_has_moved_to_its_folder(self):
-        moved = {**self.CYCLE, "libtrainkit/src/core/f.h": b"", "libtrainkit/src/core/late/l.h": self.CYCLE["libtrainkit/src/core/l.h"],
-                 "libtrainkit/src/core/files/f.h": '#include "core/late/l.h"\n', "libtrainkit/src/core/a.cpp": '#include "core/files/f.h"\n'}
-        del moved["libtrainkit/src/core/l.h"], moved["libtrainkit/src/core/f.h"]
-        problems = self.problems(check.check_cycles, moved)
-        self.assertEqual(problems, [f"tests/lint/folders.txt:{line}: no file core/{stem} waits for a folder: remove it"
-                                    for line, stem in ((2, "f"), (3, "l"))])
-        self.assertEqual(self.problems(check.check_cycles, {**moved, "tests/lint/folders.txt": "core/base: core/a\n"}), [])
+    def test_an_internal_header_of_libtorch_that_is_not_named(self):
+        source = {"libtrainkit/src/data/d.cpp": "#include <torch/csrc/autograd/function.h>\n"}
+        table = "## LibTorch's internals\n| `torch/csrc/autograd/*` | nodes | `data/d` |\n\n## Next\n"
+        named = {"libtrainkit/README.md": self.TABLE + table}
+        self.finds(check.check_internals, source, "data/d.cpp: includes torch/csrc/autograd/function of LibTorch")
+        self.assertEqual(self.problems(check.check_internals, {**source, **named}), [])
+        self.assertIn("data/d includes no internal header", self.problems(
+            check.check_internals, {"libtrainkit/src/data/d.cpp": "#include <ATen/core/Tensor.h>\n", **named})[0])
 
     def test_classes_that_are_larger_than_the_list_grants(self):
         def header(methods, members):

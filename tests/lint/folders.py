@@ -1,8 +1,8 @@
 """Checks which folders of the library include each other.
 
 The table "Folders" of libtrainkit/README.md lists the folders in order; a folder includes only those that its row names,
-and these are above it. Folders that are planned but do not exist yet are in folders.txt, and the cycles between them,
-which the order does not allow, in cycles.txt. Both lists may only shrink.
+and these are above it. The cycles that the order does not allow are in cycles.txt, which may only shrink. Its table
+"LibTorch's internals" names the sources that include headers which LibTorch does not document.
 """
 
 import collections
@@ -10,10 +10,13 @@ import re
 from typing import NamedTuple
 
 README = "libtrainkit/README.md"
-PLANNED = "tests/lint/folders.txt"
+HEADERS = "tests/lint/headers.txt"
 CYCLES = "tests/lint/cycles.txt"
 COLUMNS = ("folder", "what lives there", "where data enters and leaves", "may include")
 SOURCE = re.compile(r"libtrainkit/(?:src|include/trainkit)/(?P<folder>\w+(?:/\w+)*)/(?P<stem>\w+)\.(?:h|cpp|cuh?)")
+INTERNALS = (r"(?<=#include <)c10/core/impl/[\w/]+", r"(?<=#include <)torch/library\.h", r"(?<=#include <)ATen/core/dispatch/\w+",
+             r"(?<=#include <)ATen/(?:native|cuda)/[\w/]+", r"(?<=#include <)ATen/record_function\.h", r"(?<=#include <)c10/cuda/\w+",
+             r"(?<=#include <)torch/csrc/(?!api/|autograd/custom_function\.h)[\w/]+")
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include\s+"(?P<path>[\w/.-]+)"', re.M)
 
 
@@ -53,10 +56,10 @@ def contains(outer, inner):
     return inner == outer or inner.startswith(outer + "/")
 
 
-def planned(tree):
-    """Maps "module/stem" of the files in folders.txt to (line number, folder)."""
+def homes_of_headers(tree):
+    """Maps "module/stem" of the public headers in headers.txt to (line number, folder)."""
     homes = {}
-    for number, line in enumerate(tree.read(PLANNED).splitlines(), 1):
+    for number, line in enumerate(tree.read(HEADERS).splitlines(), 1):
         folder, _, stems = line.partition("#")[0].partition(":")
         homes.update({stem: (number, folder) for stem in stems.split()})
     return homes
@@ -69,9 +72,9 @@ class Library:
         self.sources = {name: SOURCE.fullmatch(name) for name in tree.files if SOURCE.fullmatch(name)}
         self.files = set(tree.files)
         self.includes = [include for name in self.sources for include in self.includes_of(name, tree.read(name))]
-        self.planned = planned(tree)
-        # Public headers stay in the folder of their module. They belong to the source of the same name.
-        self.moved = {f"{module_of(match['folder'])}/{match['stem']}": match["folder"]
+        self.homes = homes_of_headers(tree)
+        # Public headers are in the folder of their module. They belong to the source of the same name.
+        self.sources_in_folders = {f"{module_of(match['folder'])}/{match['stem']}": match["folder"]
                       for name, match in self.sources.items() if "/include/" not in name and "/" in match["folder"]}
 
     def includes_of(self, name, text):
@@ -87,15 +90,15 @@ class Library:
         return f"{module_of(match['folder'])}/{match['stem']}"
 
     def folder(self, name):
-        """The folder of a file: where it is or, if it is in no folder below a module, where it is going to be."""
+        """The folder of a file: where it is or, for a public header, that of its source."""
         match, key = self.sources[name], self.key(name)
         if "/" in match["folder"]:
             return match["folder"]
-        return self.moved.get(key) or self.planned.get(key, (0, match["folder"]))[1]
+        return self.sources_in_folders.get(key) or self.homes.get(key, (0, match["folder"]))[1]
 
     def row(self, name, rows):
-        """The row of a file, or None. A planned folder counts once the table has it."""
-        return next((folder for folder in (self.folder(name), self.sources[name]["folder"]) if folder in rows), None)
+        """The row of a file, or None."""
+        return self.folder(name) if self.folder(name) in rows else None
 
     def arrows(self):
         """Maps pairs of folders to the includes from the first to the second."""
@@ -193,16 +196,16 @@ def cycles(arrows):
 
 
 def check_cycles(tree):
-    """No folder of the library includes one that includes it, except those in cycles.txt; folders.txt fits the files."""
+    """No folder of the library includes one that includes it, except those in cycles.txt; headers.txt fits the files."""
     library = Library(tree)
     keys = {library.key(name) for name in library.sources}
-    partly = {module_of(stem) for stem in library.planned} | {module_of(stem) for stem in library.moved}
-    for stem, (number, _) in library.planned.items():
-        if stem not in keys or stem in library.moved:
-            yield f"{PLANNED}:{number}: no file {stem} waits for a folder: remove it"
-    for stem in sorted(keys - set(library.planned) - set(library.moved)):
-        if module_of(stem) in partly:
-            yield f"{PLANNED}: does not name the folder of {stem}"
+    with_folders = {module_of(key) for key in library.sources_in_folders}
+    for stem, (number, _) in library.homes.items():
+        if stem not in keys or stem in library.sources_in_folders:
+            yield f"{HEADERS}:{number}: no public header {stem} without a source: remove it"
+    for stem in sorted(keys - set(library.homes) - set(library.sources_in_folders)):
+        if module_of(stem) in with_folders:
+            yield f"{HEADERS}: does not name the folder of {stem}"
     arrows = library.arrows()
     found = cycles(arrows)
     listed = {cycle: number for number, cycle in listed_cycles(tree)}
@@ -223,3 +226,21 @@ def print_cycles(tree):
     for arrow in sorted({arrow for cycle in found for arrow in arrows_of(cycle)}):
         lines += [f"{arrow[0]} includes {arrow[1]}:"] + [f"  {include.where} {include.path}" for include in arrows[arrow]]
     return lines
+
+
+def check_internals(tree):
+    """The README names each source that includes a header which LibTorch does not document."""
+    names = re.compile("|".join(f"(?:{pattern})" for pattern in INTERNALS))
+    text = tree.read(README).partition("## LibTorch's internals")[2].partition("\n## ")[0]
+    listed = set(re.findall(r"`(\w+(?:/\w+)+)`", text))
+    found = {}
+    for name in Library(tree).sources:
+        header = names.search(tree.read(name))
+        if header and name.startswith("libtrainkit/src/"):
+            found[name.removeprefix("libtrainkit/src/").rpartition(".")[0]] = (name, header[0])
+    for stem, (name, header) in found.items():
+        if stem not in listed:
+            yield f"{name}: includes {header} of LibTorch, but {README} does not name it under LibTorch's internals"
+    for stem in sorted(listed - set(found)):
+        if any(stem == key.rpartition(".")[0].removeprefix("libtrainkit/src/") for key in tree.files):
+            yield f"{README}: {stem} includes no internal header of LibTorch: remove it"

@@ -1,4 +1,4 @@
-"""Reads a file with torchcodec, as the reference of io/media.h.
+"""Reads a file with torchcodec, as the reference of media/media.h.
 
 usage: media.py FILE OUT.safetensors [--video STREAM] [--audio STREAM] [--frames I,J,...]
 

@@ -1,4 +1,4 @@
-"""tiktoken's tokens of texts, as the reference of io/tokenizer.h.
+"""tiktoken's tokens of texts, as the reference of text/tokenizer.h.
 
     python tokenizer.py ENCODER.json VOCAB.bpe TEXTS... OUT
 

@@ -1,4 +1,4 @@
-"""The Python part of tests/train/optimizer_file_test.cpp.
+"""The Python part of tests/train/checkpoint/optimizer_file_test.cpp.
 
 python torch_optimizer.py FOLDER loads FOLDER/model.pt and FOLDER/optimizer.pt, written by us, makes two more steps with
 both ways to load an optimizer and prints whether they agree; writes python.pt, the weights and the optimizer after

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "test_util.h"
-#include "train/sharded_state.h"
+#include "train/divided/sharded_state.h"
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/train/checkpoint.h"
 

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "train/step_graphs.h"
+#include "train/graph/step_graphs.h"
 
 namespace trainkit::test {
 

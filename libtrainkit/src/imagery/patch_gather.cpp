@@ -8,7 +8,7 @@
 namespace trainkit::detail {
 namespace {
 
-// Large batches bypass the caches, see Note [Streaming stores] in core/streaming_copy.cpp. StreamingWriter collects the
+// Large batches bypass the caches, see Note [Streaming stores] in core/device/streaming_copy.cpp. StreamingWriter collects the
 // pieces of a patch into lines. The first and the last line of the output may also belong to another thread's patches:
 // they are written with memcpy, and only in the bytes that belong to this writer.
 

@@ -67,7 +67,7 @@ void gather_on_cpu(const detail::PatchSource& source, const int64_t* pixels, con
 }
 
 /// Returns whether to gather with LibTorch's operations: if this build's kernel does not run on the image's GPU, or if
-/// the CPU simulates such a GPU (core/gpu_operations.h).
+/// the CPU simulates such a GPU (core/device/gpu_operations.h).
 bool gathers_by_libtorch(const at::Tensor& image) {
 #ifdef TRAINKIT_WITH_CUDA
   if (image.is_cuda()) return !detail::has_gpu_kernels(image.device());

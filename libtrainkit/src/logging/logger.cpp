@@ -11,7 +11,7 @@
 #include "core/machine/block_signals.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
-#include "trainkit/logging/monitor.h"
+#include "trainkit/monitor/monitor.h"
 
 namespace trainkit {
 

@@ -13,7 +13,7 @@
 
 #include "core/machine/sigpipe.h"
 #include "logging/plain_table.h"
-#include "trainkit/logging/format.h"
+#include "trainkit/core/format.h"
 #include "trainkit/logging/sinks.h"
 
 namespace trainkit {

@@ -12,9 +12,9 @@
 #include "logging/event_files.h"
 #include "logging/tf_event.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/format.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/logging/format.h"
 #include "trainkit/logging/sinks.h"
 
 namespace trainkit {

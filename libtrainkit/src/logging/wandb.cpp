@@ -18,9 +18,9 @@
 #include "logging/append_file.h"
 #include "logging/escape_name.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/format.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/logging/format.h"
 #include "trainkit/logging/sinks.h"
 
 extern char** environ;

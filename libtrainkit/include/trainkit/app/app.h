@@ -270,7 +270,7 @@ struct RunCommand {
 /// and of resolve_devices.
 AppCommand command_on_run(App& app, RunCommand command);
 
-/// Makes the command `PROGRAM export RUN OUT.onnx`, which writes a trained model as an ONNX file (nn/onnx.h). `make`
+/// Makes the command `PROGRAM export RUN OUT.onnx`, which writes a trained model as an ONNX file (onnx/onnx.h). `make`
 /// returns it for a run; the command sets its devices to the CPU and its precision to fp32, and adds the step of the
 /// weights and the name of the program to the file. `add_flags` may be empty.
 AppCommand export_command(App& app, std::function<absl::StatusOr<OnnxModel>(TrainedRun& run)> make,

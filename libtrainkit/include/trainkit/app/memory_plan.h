@@ -13,8 +13,8 @@
 #include "trainkit/app/placement.h"
 #include "trainkit/app/run_options.h"
 #include "trainkit/config/config.h"
-#include "trainkit/logging/summary.h"
 #include "trainkit/memory/batch_size_planner.h"
+#include "trainkit/report/summary.h"
 #include "trainkit/train/step_memory.h"
 
 namespace trainkit {

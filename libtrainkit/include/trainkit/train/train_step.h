@@ -19,7 +19,7 @@
 #include "trainkit/data/batch.h"
 #include "trainkit/distributed/device_replicator.h"
 #include "trainkit/io/safetensors.h"
-#include "trainkit/logging/monitor.h"
+#include "trainkit/monitor/monitor.h"
 #include "trainkit/optim/lr_scheduler.h"
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/train/loss.h"

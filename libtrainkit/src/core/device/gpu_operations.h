@@ -4,7 +4,7 @@
 namespace trainkit::detail {
 
 /// Makes models of this thread use the operations of a GPU, computed on the CPU, instead of the CPU's fused operations
-/// (nn/fused_ops.h). The operations allocate the same tensors as on a GPU, so the memory of a step is that of the same
+/// (nn/gpu/fused_ops.h). The operations allocate the same tensors as on a GPU, so the memory of a step is that of the same
 /// step on a GPU. Nests; the destructor restores the previous setting.
 class GpuOperations {
  public:

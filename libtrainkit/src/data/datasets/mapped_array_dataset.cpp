@@ -1,7 +1,7 @@
 #include <cstring>
 
+#include "arrays/files/npy_header.h"
 #include "data/datasets/copy_rows.h"
-#include "io/npy_header.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/tensor_dataset.h"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "fake_device.h"
-#include "nn/gpu_kernels.h"
+#include "nn/gpu/gpu_kernels.h"
 
 using trainkit::detail::Number;
 using trainkit::detail::Numbers;

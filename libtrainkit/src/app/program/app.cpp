@@ -1,0 +1,387 @@
+#include "trainkit/app/app.h"
+
+#include <ATen/Context.h>
+#include <ATen/ops/full.h>
+#include <fmt/format.h>
+#include <torch/utils.h>
+
+#include <filesystem>
+
+#include "app/program/command_line.h"
+#include "app/program/repeats.h"
+#include "app/run/adjustments.h"
+#include "app/run/initial_weights.h"
+#include "app/run/resume.h"
+#include "app/run/run_checks.h"
+#include "app/run/run_files.h"
+#include "report/report.h"
+#include "report/run_file.h"
+#include "train/run/run_state.h"
+#include "trainkit/app/placement.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
+#include "trainkit/core/status.h"
+#include "trainkit/data/sampler.h"
+#include "trainkit/nn/functional.h"
+#include "trainkit/report/summary.h"
+
+namespace trainkit {
+namespace {
+
+constexpr char kDeviceRemark[] =
+    "Defaults marked (cuda) or (cpu) depend on the device: these are of this machine's. --print_config shows the "
+    "values "
+    "of a run.";
+
+std::vector<std::string> warnings_of(const RunFacts& facts) {
+  std::vector<std::string> warnings;
+  for (const auto& [name, text] : facts) {
+    if (name == "warning:") warnings.push_back(text);
+  }
+  return warnings;
+}
+
+/// A run without a report is a finished run.
+void print_report_error(const absl::Status& written) {
+  if (!written.ok()) print_line("warning: no report.html: " + error_line(written));
+}
+
+/// The parts of one run that belong together, made in order.
+class AppRun {
+ public:
+  /// `all` has the common settings of several runs.
+  AppRun(App& app, RunContext& context, const RunOptions& all, ProgramState& program)
+      : app_(app), context_(context), run_(context.run), all_(all), program_(program) {}
+
+  /// Runs one training, or sets `was_finished` for a resumed run that has ended. `memory` is planned by the first of
+  /// several repeats.
+  absl::StatusOr<int> train(std::optional<MemoryPlan>& memory, bool& was_finished) {
+    torch::manual_seed(run_.seed);
+    TRAINKIT_ASSIGN_OR_RETURN(task_, app_.open(context_));
+    detail::fill_in_defaults(task_, context_);
+    TRAINKIT_RETURN_IF_ERROR(check_data(run_, task_.data_digest));
+    const int64_t rows = task_.order ? task_.order->size() : task_.training_set->size();
+    add_facts(detail::fit_batch_to_rows(context_.parser, run_, context_.placement.batch, rows));
+    if (!memory) {
+      TRAINKIT_ASSIGN_OR_RETURN(memory,
+                                plan_memory(context_.parser, run_, context_.machine, task_.recipe, context_.placement));
+      app_.apply_plan(*memory);
+    }
+    run_.batch_size.value = run_.batch_size.value.value_or(context_.placement.batch.batch_size);
+    if (!run_.dry_run) {
+      TRAINKIT_ASSIGN_OR_RETURN(const int interrupted, app_.prepare(context_, task_));
+      if (interrupted != 0) return interrupted;
+    }
+    TRAINKIT_RETURN_IF_ERROR(make_loaders());
+    TRAINKIT_RETURN_IF_ERROR(make_replicas());
+    TRAINKIT_ASSIGN_OR_RETURN(Trainer trainer, make_trainer(*memory));
+    if (run_.dry_run) return 0;
+    TRAINKIT_ASSIGN_OR_RETURN(was_finished, is_finished());
+    return was_finished ? 0 : fit_and_test(trainer);
+  }
+
+ private:
+  void add_facts(const RunFacts& facts) {
+    task_.description.insert(task_.description.end(), facts.begin(), facts.end());
+  }
+
+  absl::Status make_loaders() {
+    const Placement& placement = context_.placement;
+    if (!task_.order) {
+      task_.order =
+          std::make_shared<RandomSampler>(task_.training_set->size(), RandomSamplerOptions{.seed = run_.seed});
+    }
+    TRAINKIT_ASSIGN_OR_RETURN(loader_,
+                              training_loader(task_.training_set, task_.order, run_, context_.machine, placement));
+    TRAINKIT_RETURN_IF_ERROR(check_has_batch(*loader_));
+    TRAINKIT_RETURN_IF_ERROR(detail::check_last_batch(*loader_, context_.placement, run_, task_.recipe));
+    if (!task_.validation_set) return compare_data(placement, {{"training", task_.training_set.get()}});
+    TRAINKIT_ASSIGN_OR_RETURN(validation_, evaluation_loader(task_.validation_set, run_, context_.machine, placement));
+    return compare_data(placement,
+                        {{"training", task_.training_set.get()}, {"validation", task_.validation_set.get()}});
+  }
+
+  absl::Status make_replicas() {
+    TRAINKIT_ASSIGN_OR_RETURN(
+        devices_, DeviceReplicator::create(task_.recipe.make_model, replicator_options(run_, context_.placement)));
+    if (run_.init_from.empty() || !run_.resume.empty()) return absl::OkStatus();
+    TRAINKIT_RETURN_IF_ERROR(detail::load_initial_weights(app_, context_, *devices_->module(), task_.description));
+    devices_->synchronize();
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<Trainer> make_trainer(const MemoryPlan& memory) {
+    TRAINKIT_ASSIGN_OR_RETURN(
+        settings_, trainer_options(context_.parser, run_, context_.placement, *loader_, task_.final_lr_share));
+    settings_.predicted_memory = memory.predicted();
+    settings_.predicted_device_memory = memory.predicted_on_device();
+    settings_.explain_out_of_memory = memory.ladder;
+    app_.configure(context_, settings_, *devices_);
+    add_facts(detail::drop_unused_evaluation(context_.parser, validation_ != nullptr, settings_));
+    if (!task_.data_digest.empty()) settings_.config["data"] = task_.data_digest;
+    TRAINKIT_ASSIGN_OR_RETURN(Trainer trainer,
+                              Trainer::create(*devices_, task_.make_optimizer(*devices_->module()), settings_));
+    RunFacts facts = task_.description;
+    for (const RunFacts& more : {memory.describe(), describe_run(run_, trainer, context_.placement, *loader_),
+                                 detail::describe_resume(context_.parser, run_)}) {
+      facts.insert(facts.end(), more.begin(), more.end());
+    }
+    context_.print(run_.json ? plan_to_json(facts, memory) : to_text(facts));
+    facts_ = std::move(facts);
+    return trainer;
+  }
+
+  /// Whether nothing is left to do, on all ranks, and says so.
+  absl::StatusOr<bool> is_finished() {
+    const std::string end = detail::describe_end(run_, settings_, loader_->batches_per_epoch());
+    bool finished = !end.empty();
+    ProcessGroup* group = context_.placement.group.get();
+    if (group && !run_.resume.empty()) {
+      const at::Tensor unfinished = at::full({1}, finished ? 0.0 : 1.0, at::kDouble);
+      TRAINKIT_RETURN_IF_ERROR(group->all_reduce_max(unfinished, "whether the run is finished"));
+      finished = unfinished.item<double>() == 0;
+    }
+    if (finished) context_.print("\n" + end);
+    return finished;
+  }
+
+  absl::StatusOr<int> fit_and_test(Trainer& trainer) {
+    absl::Status evaluated;
+    const auto on_evaluation = [&](int64_t step, Metrics& metrics) { evaluated.Update(evaluate(step, metrics)); };
+    TRAINKIT_ASSIGN_OR_RETURN(const TrainerResult result,
+                              trainer.fit(*loader_, task_.loss,
+                                          {.validation = run_.eval_every == 0 ? nullptr : validation_.get(),
+                                           .validation_loss = task_.validation_loss,
+                                           .on_evaluation = on_evaluation,
+                                           .open_logger = [this] { return open_folder(); }}));
+    TRAINKIT_RETURN_IF_ERROR(evaluated);
+    folder_->add_bad_samples("train", loader_->bad_samples());
+    if (validation_) folder_->add_bad_samples("validation", validation_->bad_samples());
+    const TrainedModel trained{*devices_, result, settings_.precision, folder_->logger(), best_ ? &*best_ : nullptr,
+                               *folder_};
+    TRAINKIT_ASSIGN_OR_RETURN(const Metrics scores, app_.test(context_, trained));
+    TRAINKIT_ASSIGN_OR_RETURN(const int code, folder_->finish(result, scores, warnings_of(task_.description)));
+    context_.print(describe_time(result) + "\n" + app_.describe_scores(context_, result, scores) + "loss curve " +
+                   run_.output_dir + "/loss.svg\nreport     " + run_.output_dir + "/report.html" +
+                   describe_next(result, run_, app_.info().name));
+    if (!context_.placement.is_first()) return code;
+    if (code == 0) TRAINKIT_RETURN_IF_ERROR(app_.finish(context_, trained));
+    print_report_error(detail::write_report(run_.output_dir));
+    return code;
+  }
+
+  /// Writes the first files of the run. A resumed run has read its checkpoint before.
+  absl::StatusOr<Logger*> open_folder() {
+    program_.output_dir = run_.output_dir;
+    const bool is_first = context_.placement.is_first();
+    const AppInfo info = app_.info();
+    detail::EarlierRun earlier, earlier_repeat;  // put back if the folder cannot be opened
+    if (is_first && context_.repeat == 0) {
+      TRAINKIT_ASSIGN_OR_RETURN(earlier, detail::EarlierRun::make_room(all_, info.files));
+    }
+    if (app_.repeats() > 1 && is_first) {
+      TRAINKIT_RETURN_IF_ERROR(prepare_output_dir(context_.parser, run_, info.files));
+      TRAINKIT_ASSIGN_OR_RETURN(earlier_repeat, detail::EarlierRun::make_room(run_, info.files));
+      TRAINKIT_RETURN_IF_ERROR(detail::save_common_settings(context_.parser, info.name, all_.output_dir));
+    }
+    TRAINKIT_ASSIGN_OR_RETURN(folder_,
+                              RunFolder::open(context_.parser, run_, context_.placement, info.name, info.files));
+    if (is_first) {
+      TRAINKIT_RETURN_IF_ERROR(app_.save(run_));
+      TRAINKIT_RETURN_IF_ERROR(
+          detail::describe_session(run_.output_dir, facts_, settings_.monitor, settings_.monitor_higher_is_better));
+    }
+    if (task_.keep_best) {
+      TRAINKIT_ASSIGN_OR_RETURN(best_, BestModel::open(run_.output_dir, run_.resume,
+                                                       {.metric = settings_.monitor,
+                                                        .higher_is_better = settings_.monitor_higher_is_better,
+                                                        .writes = is_first}));
+      if (best_->lost()) {
+        folder_->logger().print(
+            fmt::format("warning: the weights of the best {} so far, {:g}, are no longer in the run folder; the next "
+                        "better ones are kept",
+                        settings_.monitor, best_->value()));
+      }
+    }
+    TRAINKIT_RETURN_IF_ERROR(earlier.remove());
+    TRAINKIT_RETURN_IF_ERROR(earlier_repeat.remove());
+    return &folder_->logger();
+  }
+
+  absl::Status evaluate(int64_t step, Metrics& metrics) {
+    TRAINKIT_RETURN_IF_ERROR(app_.on_evaluation(context_, step, metrics, *devices_));
+    if (!best_) return absl::OkStatus();
+    const absl::Status kept = best_->offer(step, metrics.at(settings_.monitor), *devices_->module());
+    if (!kept.ok() && run_.on_save_error != "continue") return kept;
+    if (!kept.ok())
+      folder_->logger().print("warning: " + error_line(kept) + "; continuing with the earlier best weights");
+    const bool is_best = best_->writes() && best_->step() == step;
+    return is_best ? app_.on_best(context_, *devices_->module()) : absl::OkStatus();
+  }
+
+  App& app_;
+  RunContext& context_;
+  RunOptions& run_;
+  const RunOptions& all_;
+  ProgramState& program_;
+  TrainingTask task_;
+  std::unique_ptr<Prefetcher> loader_, validation_;
+  std::unique_ptr<DeviceReplicator> devices_;
+  TrainerOptions settings_;
+  std::unique_ptr<RunFolder> folder_;
+  std::optional<BestModel> best_;
+  RunFacts facts_;
+};
+
+/// Writes the summary and the report of several runs, on rank 0, unless all had ended before.
+absl::Status finish_repeats(App& app, const RunOptions& run, bool were_finished) {
+  if (were_finished && std::filesystem::exists(run.output_dir + "/summary.json")) {
+    print_line(fmt::format("\nall {} runs in {} are finished", app.repeats(), run.output_dir));
+    return absl::OkStatus();
+  }
+  std::vector<std::pair<std::string, uint64_t>> runs;
+  for (int64_t i = 0; i < app.repeats(); ++i) {
+    const RunOptions repeat = app.repeat_of(run, i);
+    runs.emplace_back(repeat.output_dir, repeat.seed);
+  }
+  TRAINKIT_ASSIGN_OR_RETURN(const std::vector<Metrics> scores, detail::summarize_repeats(run.output_dir, runs));
+  TRAINKIT_RETURN_IF_ERROR(app.finish_repeats(run, scores));
+  print_report_error(detail::write_report(run.output_dir));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& run, const MachineInfo& machine,
+                              ProgramState& program) {
+  RunOptions first = app.repeat_of(run, 0);
+  TRAINKIT_ASSIGN_OR_RETURN(Placement placement, place_run(parser, first, machine, program));
+  if (placement.is_first()) TRAINKIT_RETURN_IF_ERROR(detail::prepare_folders(app, parser, run));
+  at::globalContext().setBenchmarkCuDNN(run.cudnn_benchmark);
+  at::globalContext().setFloat32MatmulPrecision(run.float32_matmul_precision);
+  share_processors(run, placement.plan, machine, app.read_cost());
+  std::optional<MemoryPlan> memory;
+  bool were_finished = true;
+  for (int64_t i = 0; i < app.repeats(); ++i) {
+    // A run that cannot start leaves the folder of an earlier one as it is.
+    const bool is_new = run.resume.empty() && !std::filesystem::exists(run.output_dir + "/checkpoints") &&
+                        !detail::RunFiles(run.output_dir, {}).is_finished();
+    const bool reports_errors = placement.is_first() && !run.dry_run && is_new;
+    program.output_dir = reports_errors ? run.output_dir : "";
+    RunOptions repeat = app.repeat_of(run, i);
+    // The options of a single run are the parser's, so that config.yaml gets the values that the run chooses.
+    RunContext context{parser, app.repeats() > 1 ? repeat : run, machine, placement, i};
+    bool was_finished = false;
+    TRAINKIT_ASSIGN_OR_RETURN(const int code, AppRun(app, context, run, program).train(memory, was_finished));
+    if (code != 0 || run.dry_run) return code;
+    were_finished &= was_finished;
+  }
+  if (app.repeats() > 1 && placement.is_first()) TRAINKIT_RETURN_IF_ERROR(finish_repeats(app, run, were_finished));
+  return 0;
+}
+
+absl::StatusOr<int> run(int argc, const char* const* argv, App& app, ProgramState& program) {
+  const std::vector<AppCommand> commands = app.commands();
+  TRAINKIT_ASSIGN_OR_RETURN(const std::optional<int> command, run_command(commands, argc, argv));
+  if (command) return *command;
+  RunOptions run;
+  app.set_defaults(run);
+  const AppInfo info = app.info();
+  ProgramInfo program_info = shared_help(
+      {.name = info.name, .description = info.description, .examples = info.examples, .help_flags = info.help_flags});
+  for (const AppCommand& each : commands) program_info.commands.emplace_back(each.name, each.summary);
+  program_info.remark = kDeviceRemark;
+  ConfigParser parser(std::move(program_info));
+  add_run_flags(parser, run);
+  app.add_flags(parser);
+  detail::continue_with_own_settings(parser, run);
+  TRAINKIT_ASSIGN_OR_RETURN(const Request request, detail::explain_settings_error(parser.parse(argc, argv), info.name));
+  const auto set_device_defaults = [&](at::Device device) {
+    parser.set_defaults(app.device_defaults(device.is_cuda()), device.is_cuda() ? "cuda" : "cpu");
+    app.set_dependent_defaults(parser);
+  };
+  // None depends on a flag or on the launcher's environment, so that none can fail.
+  if (request == Request::kHelp) {
+    set_device_defaults(resolve_device(parser, run, MachineInfo::here()).value_or(at::kCPU));
+  }
+  if (request == Request::kVersion || request == Request::kHelp || request == Request::kCompletion) {
+    print_line(parser.text(request));
+    if (request == Request::kCompletion) complete_commands(commands, {argv + 1, argv + argc});
+    return 0;
+  }
+  TRAINKIT_ASSIGN_OR_RETURN(const MachineInfo machine, launched_machine());
+  TRAINKIT_ASSIGN_OR_RETURN(const at::Device device, resolve_device(parser, run, machine));
+  set_device_defaults(device);
+  if (request == Request::kPrintConfig) {
+    // The values that a run uses, as far as they do not depend on its data.
+    app.resolve_options(parser, run, machine).IgnoreError();
+    if (run.max_steps > 0) shorten_warmup(parser, run, run.max_steps);
+    print_line(parser.text(request));
+    return 0;
+  }
+  if (!run.make_demo_data.empty()) {
+    TRAINKIT_RETURN_IF_ERROR(parser.check_used({{modes::kDemoData}, "with --make_demo_data"}));
+    return make_demo_data(app, parser, run);
+  }
+  TRAINKIT_RETURN_IF_ERROR(app.resolve_options(parser, run, machine));
+  TRAINKIT_RETURN_IF_ERROR(check_run_options(parser, run, machine));
+  TRAINKIT_RETURN_IF_ERROR(app.check_options(parser, run));
+  TRAINKIT_RETURN_IF_ERROR(detail::check_flags(app, parser, run, machine));
+  use_fast_kernels();
+  TRAINKIT_ASSIGN_OR_RETURN(const std::optional<int> instead, app.run_instead(run, device));
+  if (instead) return *instead;
+  return train_all(app, parser, run, machine, program);
+}
+
+}  // namespace
+
+void RunContext::print(const std::string& line) const {
+  if (placement.is_first()) print_line(line);
+}
+
+absl::StatusOr<int64_t> TrainedModel::load_best() const {
+  if (!best) return -1;
+  TRAINKIT_RETURN_IF_ERROR(best->restore(*devices.module()).status());
+  devices.synchronize();
+  return best->step();
+}
+
+std::vector<AppCommand> App::commands() { return {}; }
+void App::set_defaults(RunOptions&) const {}
+void App::add_flags(ConfigParser&) {}
+Settings App::device_defaults(bool cuda) const { return {{"mixed_precision", cuda ? "true" : "false"}}; }
+void App::set_dependent_defaults(ConfigParser&) const {}
+absl::StatusOr<int> App::write_demo_data(const std::string&, uint64_t) {
+  return absl::UnimplementedError(info().name + " has no demonstration data");
+}
+absl::Status App::resolve_options(const ConfigParser&, RunOptions&, const MachineInfo&) { return absl::OkStatus(); }
+absl::Status App::check_options(const ConfigParser&, const RunOptions&) const { return absl::OkStatus(); }
+std::optional<ProgramMode> App::mode_instead() const { return std::nullopt; }
+absl::StatusOr<std::optional<int>> App::run_instead(const RunOptions&, at::Device) { return std::nullopt; }
+RunOptions App::repeat_of(const RunOptions& run, int64_t) const { return run; }
+void App::apply_plan(const MemoryPlan&) {}
+absl::StatusOr<int> App::prepare(RunContext&, TrainingTask&) { return 0; }
+void App::configure(RunContext&, TrainerOptions&, DeviceReplicator&) {}
+absl::Status App::save(const RunOptions&) const { return absl::OkStatus(); }
+absl::Status App::on_evaluation(RunContext&, int64_t, Metrics&, DeviceReplicator&) { return absl::OkStatus(); }
+absl::Status App::on_best(RunContext&, const torch::nn::Module&) { return absl::OkStatus(); }
+absl::StatusOr<Metrics> App::test(RunContext&, const TrainedModel&) { return Metrics{}; }
+absl::Status App::finish(RunContext&, const TrainedModel&) { return absl::OkStatus(); }
+absl::Status App::finish_repeats(const RunOptions&, const std::vector<Metrics>&) { return absl::OkStatus(); }
+
+std::string App::describe_scores(const RunContext&, const TrainerResult& result, const Metrics& scores) const {
+  std::string text;
+  const auto add = [&](const char* split, const Metrics& metrics) {
+    if (metrics.empty()) return;
+    text += fmt::format("{:<10}", split);
+    for (const auto& [name, value] : metrics) text += fmt::format(" {} {:.4f}", name, value);
+    text += "\n";
+  };
+  add("validation", result.evaluation);
+  add("test", scores);
+  return text;
+}
+
+int run_app(int argc, const char* const* argv, App& app) {
+  return run_program([&](ProgramState& program) { return run(argc, argv, app, program); });
+}
+
+}  // namespace trainkit

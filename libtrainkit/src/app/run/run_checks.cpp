@@ -1,0 +1,45 @@
+#include "app/run/run_checks.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "logging/run_log.h"
+#include "trainkit/app/run_options.h"
+#include "trainkit/core/status.h"
+
+namespace trainkit::detail {
+
+absl::Status check_flags(const App& app, const ConfigParser& parser, const RunOptions& run,
+                         const MachineInfo& machine) {
+  TRAINKIT_ASSIGN_OR_RETURN(const DevicePlan plan, resolve_devices(parser, run, machine));
+  // A launcher's command line, and its dry run, is the same for any number of ranks, one included; --use_multi_gpu is
+  // the same for any number of GPUs.
+  const bool has_ranks = plan.strategy == "ddp" || run.plan_devices > 1;
+  const bool may_have_several = has_ranks || run.use_multi_gpu;
+  Settings resolved;
+  resolved.emplace_back("strategy", has_ranks ? "ddp" : plan.strategy);
+  resolved.emplace_back("parallel", std::to_string(std::max<int64_t>(plan.replicas, may_have_several ? 2 : 1)));
+  // Loss scaling skips steps with every policy.
+  if (resolve_precision(run, plan.devices.front()) == c10::kHalf) resolved.emplace_back("on_nonfinite", "skip");
+  return parser.check_used(app.mode_instead().value_or(ProgramMode{{modes::kTrain}, "in training"}), resolved);
+}
+
+absl::Status prepare_folders(const App& app, const ConfigParser& parser, const RunOptions& run) {
+  const std::vector<std::string> files = app.info().files;
+  TRAINKIT_RETURN_IF_ERROR(prepare_output_dir(parser, run, files));
+  if (run.dry_run) {
+    TRAINKIT_RETURN_IF_ERROR(try_run_log({.output_dir = run.output_dir,
+                                          .use_tensorboard = run.use_tensorboard,
+                                          .tensorboard_dir = run.tensorboard_dir,
+                                          .use_wandb = run.use_wandb}));
+  }
+  for (int64_t i = 0; app.repeats() > 1 && i < app.repeats(); ++i) {
+    RunOptions repeat = app.repeat_of(run, i);
+    repeat.dry_run = true;
+    TRAINKIT_RETURN_IF_ERROR(prepare_output_dir(parser, repeat, files));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace trainkit::detail

@@ -1,0 +1,31 @@
+#pragma once
+/// Writes with libmatio; no other file calls it. Reading needs no library for version 5, and HDF5 for version 7.3.
+
+#include <ATen/core/Tensor.h>
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "trainkit/arrays/mat.h"
+
+namespace trainkit::detail {
+
+/// Returns `tensor` with its dimensions reversed.
+at::Tensor reverse_dims(const at::Tensor& tensor);
+
+/// Converts between file order, in which MATLAB's first dimension varies fastest, and tensors.
+///
+/// column_major returns a view of the numbers of a variable at `data`, in file order. Logicals are uint8. row_major
+/// returns the variable's tensor from such numbers.
+at::Tensor column_major(const MatVariable& variable, void* data);
+at::Tensor row_major(const at::Tensor& columns, const MatVariable& variable);
+
+/// Writes `variables` to `path`. The caller has checked that all of them can be stored.
+absl::Status write_with_matio(const std::string& path, std::span<const std::pair<std::string, at::Tensor>> variables,
+                              MatVersion version);
+
+}  // namespace trainkit::detail

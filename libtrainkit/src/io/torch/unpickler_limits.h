@@ -1,0 +1,33 @@
+#pragma once
+/// Declares limits and helpers shared by both source files of the unpickler.
+
+#include "io/torch/unpickler.h"
+
+namespace trainkit::detail {
+
+// Limits against hostile pickles, in which one byte creates a value, a list or a memo entry. Together below 200 MiB.
+inline constexpr uint64_t kMaxValues = 2'000'000;
+inline constexpr uint64_t kMaxLists = 1'000'000;
+inline constexpr uint64_t kMaxMemo = 2'000'000;
+inline constexpr uint64_t kMaxTensors = 1 << 18;
+inline constexpr uint64_t kMaxDims = 4'000'000;
+inline constexpr uint64_t kMaxRank = 64;
+
+inline constexpr char kSaveAgain[] = "in Python, save the weights alone: torch.save(model.state_dict(), path)";
+
+inline PickleValue integer_value(PickleValue::Kind kind, int64_t integer) {
+  PickleValue value;
+  value.kind = kind;
+  value.integer = integer;
+  return value;
+}
+
+inline PickleValue reference(PickleValue::Kind kind, uint64_t offset, uint64_t size = 0) {
+  PickleValue value;
+  value.kind = kind;
+  value.size = static_cast<uint32_t>(size);
+  value.offset = offset;
+  return value;
+}
+
+}  // namespace trainkit::detail

@@ -1,0 +1,98 @@
+#include "report/report.h"
+
+#include <fmt/format.h>
+
+#include "report/report_parts.h"
+#include "trainkit/core/fs.h"
+#include "trainkit/core/status.h"
+#include "trainkit/io/csv.h"
+
+namespace trainkit::detail {
+namespace {
+
+constexpr char kBegin[] =
+    "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
+    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; img-src data:; style-src "
+    "'unsafe-inline'; script-src 'nonce-";
+
+struct Page {
+  std::string title, body;
+};
+
+absl::StatusOr<Page> page_of(const std::vector<std::string>& folders) {
+  std::vector<RunData> runs;
+  for (const std::string& folder : folders) {
+    TRAINKIT_ASSIGN_OR_RETURN(runs.emplace_back(), load_run(folder));
+  }
+  if (runs.size() != 1) return Page{fmt::format("{} runs", runs.size()), comparison_page(runs)};
+  const RunData& run = runs[0];
+  return Page{run.name, run_head(run) + run_tiles(run) + run_advice(run) + run_charts(run) + run_results(run) +
+                            run_time(run) + run_stalls(run) + run_settings(run) + run_repeat(run) + run_machine(run)};
+}
+
+/// Wraps a body into a page. Scripts run only with a nonce that follows from all of the content, so that no text of a
+/// run can name it.
+std::string document(const Page& page, const std::string& body_url) {
+  const std::string nonce = Digest::of(page.title + page.body);
+  return kBegin + fmt::format(
+                      "{0}'; connect-src {1}\">\n"
+                      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+                      "<meta name=\"color-scheme\" content=\"light dark\">\n<title>{2}</title>\n"
+                      "<link rel=\"icon\" href=\"data:,\">\n<style>{3}</style></head>\n"
+                      "<body{4}>\n<main>\n{5}</main>\n<script nonce=\"{0}\">{6}</script>\n</body></html>\n",
+                      nonce, body_url.empty() ? "'none'" : "'self'", html(page.title), kReportStyle,
+                      body_url.empty() ? "" : fmt::format(" data-live=\"{}\"", html(body_url)), page.body,
+                      kReportScript);
+}
+
+}  // namespace
+
+std::string report_begin() { return kBegin; }
+
+absl::StatusOr<std::string> render_report(const std::vector<std::string>& runs) {
+  TRAINKIT_ASSIGN_OR_RETURN(const Page page, page_of(runs));
+  return document(page, "");
+}
+
+absl::StatusOr<std::string> render_report_body(const std::vector<std::string>& runs) {
+  TRAINKIT_ASSIGN_OR_RETURN(const Page page, page_of(runs));
+  return page.body;
+}
+
+absl::StatusOr<std::string> render_live_report(const std::vector<std::string>& runs, const std::string& body_url) {
+  TRAINKIT_ASSIGN_OR_RETURN(const Page page, page_of(runs));
+  return document(page, body_url);
+}
+
+absl::StatusOr<std::string> report_csv(const std::vector<std::string>& folders) {
+  std::vector<RunData> runs;
+  for (const std::string& folder : folders) {
+    TRAINKIT_ASSIGN_OR_RETURN(runs.emplace_back(), load_run(folder));
+  }
+  const Comparison compared = compare(runs);
+  std::string text = "run";
+  for (const auto* rows : {&compared.outcome, &compared.settings}) {
+    for (const ComparedRow& row : *rows) text += "," + csv_field(row.name);
+  }
+  text += "\n";
+  for (size_t i = 0; i < runs.size(); ++i) {
+    text += csv_field(compared.names[i]);
+    for (const auto* rows : {&compared.outcome, &compared.settings}) {
+      for (const ComparedRow& row : *rows) text.append(1, ',').append(csv_field(row.values[i]));
+    }
+    text += "\n";
+  }
+  return text;
+}
+
+absl::Status write_report(const std::string& output_dir) noexcept {
+  try {
+    TRAINKIT_ASSIGN_OR_RETURN(const std::vector<std::string> runs, find_runs(output_dir));
+    TRAINKIT_ASSIGN_OR_RETURN(const std::string page, render_report(runs));
+    return write_file_atomically(Fs::posix(), output_dir + "/report.html", page);
+  } catch (...) {
+    return status_from_current_exception();
+  }
+}
+
+}  // namespace trainkit::detail

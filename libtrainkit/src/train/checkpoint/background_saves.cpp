@@ -1,0 +1,149 @@
+#include "train/checkpoint/background_saves.h"
+
+#include <ATen/ops/full.h>
+
+#include <chrono>
+#include <utility>
+
+#include "core/tensors/recorded.h"
+#include "train/checkpoint/checkpoint_snapshot.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
+
+namespace trainkit {
+namespace {
+
+std::future<absl::Status> ready_future(absl::Status status) {
+  std::promise<absl::Status> promise;
+  promise.set_value(std::move(status));
+  return promise.get_future();
+}
+
+double seconds_since(BackgroundSaves::TimePoint start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// Returns what work() returns, or the status of its exception.
+template <typename Work>
+absl::Status status_of(const Work& work) {
+  try {
+    return work();
+  } catch (...) {
+    return status_from_current_exception();
+  }
+}
+
+}  // namespace
+
+// Note [Background saves]
+// ~~~~~~~~~~~~~~~~~~~~~~~
+// A save blocks training only while the model is copied to host memory. Four things make that correct:
+// - The copy shares no storage with live tensors (detail::snapshot_into), so the next step may change them at once.
+// - On the CPU the background thread copies the optimizer's state, two thirds of the bytes with Adam, while the next
+//   step computes gradients. Only the optimizer's step changes it, and Trainer calls wait_for_copy() before that. The
+//   weights are copied at once, because the user's code may change them at any time.
+// - At most one save runs at a time: the caller calls finish() before begin(). The background thread is the only user
+//   of store_ meanwhile, and buffer_ is not written again before the file is on the disk.
+// - The destructor of the std::async future waits for the thread, so `this` outlives the lambda. The copy is moved into
+//   a local of the lambda and freed there, not when the future is destroyed.
+// With sharding every rank copies only its parts, and the background threads of all ranks write them, see Note [Ranks
+// save together] in save_together.cpp.
+// finish() all-reduces the number of failures, so that every rank ends or continues together.
+
+absl::Status BackgroundSaves::open(const std::string& output_dir, const CheckpointOptions& options) {
+  TRAINKIT_ASSIGN_OR_RETURN(auto store, CheckpointStore::open(output_dir, options));
+  store_.emplace(std::move(store));
+  return absl::OkStatus();
+}
+
+bool BackgroundSaves::keeps_buffer(std::optional<TimePoint> before, TimePoint now) {
+  return before && now - *before <= std::chrono::minutes(1);
+}
+
+void BackgroundSaves::release_unused_buffer() {
+  if (!keeps_buffer(begun_, std::chrono::steady_clock::now())) buffer_.release();
+}
+
+void BackgroundSaves::begin(int64_t step, const CheckpointContents& contents, const absl::Status& logged,
+                            const Gather& gather) {
+  step_ = step;
+  const bool has_work = gather || (logged.ok() && store_);
+  written_ = !has_work ? ready_future(logged)
+                       : write_in_background(contents, [this, step, logged, gather](CheckpointContents copy) {
+                           return write(step, std::move(copy), logged, gather);
+                         });
+}
+
+void BackgroundSaves::begin_together(int64_t step, const CheckpointContents& contents, const absl::Status& logged,
+                                     const WriteTogether& write) {
+  step_ = step;
+  written_ = write_in_background(contents, [this, step, logged, write](CheckpointContents copy) {
+    return write(store_ ? &*store_ : nullptr, step, std::move(copy), logged);
+  });
+}
+
+/// Writes a checkpoint. The ranks gather their parts even if this one cannot write: the others wait for it.
+absl::Status BackgroundSaves::write(int64_t step, CheckpointContents contents, const absl::Status& logged,
+                                    const Gather& gather) {
+  const absl::Status gathered = gather ? gather(contents) : absl::OkStatus();
+  if (!logged.ok()) return logged;
+  return gathered.ok() && store_ ? store_->save(step, contents) : gathered;
+}
+
+std::future<absl::Status> BackgroundSaves::write_in_background(const CheckpointContents& contents, const Write& write) {
+  begun_ = std::chrono::steady_clock::now();
+  std::optional<CheckpointContents> copy;
+  detail::LaterCopies pending;
+  try {
+    copy = detail::snapshot_into(contents, buffer_, &pending);
+  } catch (const std::exception&) {
+    if (!absl::IsResourceExhausted(status_from_current_exception())) throw;
+    return ready_future(write(contents));  // no memory for a copy: training waits for the save
+  }
+  is_writing_ = true;
+  is_copying_ = !pending.copies.empty();
+  auto run = [this, write, copy = *std::move(copy), pending, live = contents.optimizer]() mutable {
+    absl::Status status = status_of([&] {
+      if (pending.copies.empty()) return absl::OkStatus();
+      const detail::ProfileStage stage("copy the optimizer's state");
+      for (const detail::ByteCopy& one : pending.copies) detail::streaming_copy(one.target, one.source, one.bytes);
+      return absl::OkStatus();
+    });
+    is_copying_ = false;  // also after a failure: training waits for it
+    is_copying_.notify_all();
+    live.clear();
+    if (status.ok()) {
+      status = status_of([&] {
+        const detail::ProfileStage stage("write a checkpoint");
+        return write(std::move(copy));  // frees the copy here, not with the future
+      });
+    }
+    is_writing_ = false;
+    written_seconds_ = written_seconds_ + seconds_since(*begun_);
+    return status;
+  };
+  return std::async(std::launch::async, std::move(run));
+}
+
+double BackgroundSaves::background_seconds() const {
+  const double ended = written_seconds_;
+  return is_writing_ ? ended + seconds_since(*begun_) : ended;
+}
+
+bool BackgroundSaves::has_ended() const {
+  return under_way() && written_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
+absl::Status BackgroundSaves::finish() {
+  absl::Status saved = written_.get();
+  if (!group_) return saved;
+  const at::Tensor failures = at::full({1}, saved.ok() ? 0.0 : 1.0, at::kDouble);
+  TRAINKIT_RETURN_IF_ERROR(group_->all_reduce(failures, "the checkpoint"));
+  if (!saved.ok() || failures.item<double>() == 0) return saved;
+  return to_status(
+      {.exit_code = ExitCode::kDistributed,
+       .id = "dist.peer",
+       .problem = "another rank could not save the checkpoint of step " + std::to_string(step_) + "; see its error"});
+}
+
+}  // namespace trainkit

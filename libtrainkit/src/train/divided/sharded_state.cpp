@@ -1,0 +1,174 @@
+#include "train/divided/sharded_state.h"
+
+#include <torch/nn/module.h>
+
+#include <map>
+#include <set>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "train/run/run_state.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
+
+namespace trainkit::detail {
+PartsByName parts_by_name(const Optimizer& optimizer) {
+  PartsByName parts;
+  for (const ParamGroup& group : optimizer.param_groups()) {
+    for (const NamedParameter& parameter : group.params) parts[parameter.name] = parameter.tensor;
+  }
+  return parts;
+}
+
+namespace {
+
+/// Tensors in one order on all ranks: the parameter's part, and the place of the part of a tensor that belongs to it.
+using OwnParts = std::map<std::string, std::pair<const at::Tensor*, at::Tensor*>>;
+
+/// Replaces parts by whole tensors on rank 0.
+void gather(const OwnParts& own, const ParameterShards& shards) {
+  std::vector<std::pair<at::Tensor, at::Tensor>> pairs;
+  for (const auto& [key, entry] : own) pairs.emplace_back(*entry.first, *entry.second);
+  std::vector<at::Tensor> whole = shards.gather(pairs);
+  size_t i = 0;
+  for (const auto& [key, entry] : own) *entry.second = std::move(whole[i++]);
+}
+
+/// The error of add_param_group() after the training state was divided.
+absl::Status later_group() {
+  return to_status(
+      {.exit_code = ExitCode::kUsage,
+       .id = "train.frozen",
+       .problem = "a parameter group was added after the training state was divided (sharding)",
+       .hint = "add all groups before TrainStep or Trainer is created, or create a new DeviceReplicator and "
+               "optimizer for each phase of training; without sharding groups can be added later"},
+      absl::StatusCode::kInvalidArgument);
+}
+
+DividedTensor describe(DividedTensor::Kind kind, const at::Tensor& part, const ParameterShards& shards) {
+  return {.kind = kind,
+          .part = part,
+          .shape = shards.shape_of(part).vec(),
+          .cuts = shards.is_row_major(part) ? shards.cuts(part) : std::vector<int64_t>()};
+}
+
+}  // namespace
+
+const at::Tensor* part_of_entry(const std::string& key, const PartsByName& parts) {
+  constexpr std::string_view kState = "state.";
+  const size_t dot = key.rfind('.');
+  if (!key.starts_with(kState) || dot <= kState.size() || key.substr(dot) == ".step") return nullptr;
+  const auto found = parts.find(key.substr(kState.size(), dot - kState.size()));
+  return found == parts.end() ? nullptr : &found->second;
+}
+
+void add_parameters(DeviceReplicator& devices, Optimizer& optimizer) {
+  if (optimizer.is_sharded()) return;
+  if (devices.sharding() == Sharding::kNone) {
+    if (optimizer.param_groups().empty()) optimizer.add_param_groups(optimizer.groups_for(*devices.module()));
+    return;
+  }
+  std::vector<ParamGroup> groups = optimizer.take_param_groups();
+  if (groups.empty()) groups = optimizer.groups_for(*devices.module());
+  std::unordered_set<const void*> whole;
+  for (const ParamGroup& group : groups) {
+    if (!group.orthogonalize) continue;
+    for (const NamedParameter& parameter : group.params) whole.insert(parameter.tensor.unsafeGetTensorImpl());
+  }
+  devices.divide_parameters(
+      [&](const at::Tensor& parameter) { return whole.contains(parameter.unsafeGetTensorImpl()); });
+  const ParameterShards* shards = devices.shards();
+  for (ParamGroup& group : groups) {
+    for (NamedParameter& parameter : group.params) parameter.tensor = shards->part(parameter.tensor);
+  }
+  add_shards(optimizer, std::move(groups), devices, /*copy=*/0);
+}
+
+void add_shards(Optimizer& optimizer, std::vector<ParamGroup> groups, DeviceReplicator& devices, int64_t copy) {
+  ParameterShards* shards = devices.shards(copy);
+  optimizer.add_shards(
+      std::move(groups), [&devices](const auto& values) { devices.sum_over_shards(values); },
+      [shards](const at::Tensor& part) {
+        if (!shards->is_part(part)) throw absl::BadStatusOrAccess(later_group());
+        return shards->bucket_of(part);
+      },
+      [shards](size_t bucket) { shards->start_gathering(bucket); });
+}
+
+DividedCheckpoint keep_own_parts(CheckpointContents& contents, const NamedTensors& averages,
+                                 const torch::nn::Module& model, const Optimizer& optimizer,
+                                 const ParameterShards& shards) {
+  const PartsByName parts = parts_by_name(optimizer);
+  std::set<std::string> averaged;
+  for (const auto& [name, average] : averages) averaged.insert(name);
+  std::map<std::string, at::Tensor> parameters;
+  for (const auto& item : model.named_parameters()) parameters[item.key()] = item.value();
+  // Weights that are not row-major stay whole: rank 0 has them.
+  const auto weight_part = [&](const std::string& name) -> const at::Tensor* {
+    const auto found = parameters.find(name);
+    const at::Tensor* part = found == parameters.end() ? nullptr : shards.find_part(found->second);
+    return part && shards.is_row_major(*part) ? part : nullptr;
+  };
+  const auto divide = [&](NamedTensors& tensors, DividedTensors& divided, const auto& part_and_kind) {
+    std::erase_if(tensors, [&](auto& named) {
+      const auto& [part, kind] = part_and_kind(named.first);
+      if (!part) return shards.rank() > 0;
+      divided[named.first] = describe(kind, *part, shards);
+      if (kind == DividedTensor::kWeight) named.second = *part;
+      return false;
+    });
+  };
+  DividedCheckpoint divided;
+  using Found = std::pair<const at::Tensor*, DividedTensor::Kind>;
+  divide(contents.model, divided.model, [&](const std::string& name) -> Found {
+    if (averaged.contains(name)) return {&parts.at(name), DividedTensor::kAverage};
+    return {weight_part(name), DividedTensor::kWeight};
+  });
+  divide(contents.optimizer, divided.optimizer, [&](const std::string& name) -> Found {
+    if (name.starts_with(kLivePrefix)) return {weight_part(name.substr(kLivePrefix.size())), DividedTensor::kWeight};
+    return {part_of_entry(name, parts), DividedTensor::kState};
+  });
+  return divided;
+}
+
+absl::Status gather_parts(CheckpointContents& contents, const DividedCheckpoint& divided, bool all,
+                          const ParameterShards& shards) try {
+  for (const auto kind : {DividedTensor::kWeight, DividedTensor::kAverage, DividedTensor::kState}) {
+    OwnParts own;
+    const auto add = [&](NamedTensors& tensors, const DividedTensors& places) {
+      for (auto& [name, tensor] : tensors) {
+        const auto found = places.find(name);
+        if (found == places.end() || found->second.kind != kind || (!all && !found->second.cuts.empty())) continue;
+        own[name] = {&found->second.part, &tensor};
+      }
+    };
+    add(contents.model, divided.model);
+    add(contents.optimizer, divided.optimizer);
+    if (!own.empty()) gather(own, shards);
+  }
+  return absl::OkStatus();
+} catch (...) {
+  return status_from_current_exception();
+}
+
+void load_averages(const NamedTensors& averages, const std::map<std::string, at::Tensor>& whole,
+                   const Optimizer& optimizer, const ParameterShards& shards) {
+  const PartsByName parts = parts_by_name(optimizer);
+  for (const auto& [name, average] : averages) {
+    at::Tensor(average).copy_(shards.part_of(parts.at(name), whole.at(name)));
+  }
+}
+
+StateDict parts_of_state(StateDict state, const Optimizer& optimizer, const ParameterShards& shards) {
+  const PartsByName parts = parts_by_name(optimizer);
+  for (auto& [key, value] : state) {
+    const at::Tensor* part = part_of_entry(key, parts);
+    at::Tensor* whole = std::get_if<at::Tensor>(&value);
+    if (part && whole && whole->defined() && shards.fits(*part, *whole)) *whole = shards.part_of(*part, *whole);
+  }
+  return state;
+}
+
+}  // namespace trainkit::detail

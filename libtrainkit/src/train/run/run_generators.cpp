@@ -1,0 +1,135 @@
+#include "train/run/run_generators.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/Generator.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "trainkit/core/error.h"
+#include "trainkit/core/random.h"
+#include "trainkit/core/status.h"
+
+namespace trainkit::detail {
+namespace {
+
+constexpr char kCpu[] = "rng.cpu";
+constexpr char kCuda[] = "rng.cuda.";
+constexpr char kRanks[] = "rng_ranks";
+
+at::Generator generator_of(at::Device device) { return at::globalContext().defaultGenerator(device); }
+
+at::Tensor generator_state(at::Generator generator) {
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+
+void put_generator_state(at::Generator generator, const at::Tensor& state) {
+  const std::lock_guard lock(generator.mutex());
+  generator.set_state(state);
+}
+
+absl::Status refuse_generators(const std::string& name, std::string problem) {
+  return to_status({.exit_code = ExitCode::kWeights, .id = "ckpt.state", .field = name, .problem = std::move(problem)},
+                   absl::StatusCode::kInvalidArgument);
+}
+
+/// Checks that a generator like `generator` accepts `state`.
+absl::Status check_generator_state(at::Generator generator, const at::Tensor& state, const std::string& name) {
+  try {
+    at::Generator copy = [&, lock = std::lock_guard(generator.mutex())] { return generator.clone(); }();
+    copy.set_state(state.clone());
+  } catch (...) {
+    return refuse_generators(
+        name, "is not a state of this generator: " + std::string(status_from_current_exception().message()));
+  }
+  return absl::OkStatus();
+}
+
+/// Saved generator states of one rank.
+struct SavedGenerators {
+  at::Tensor cpu;
+  std::optional<at::Tensor> device;
+};
+
+/// Reads the states of a checkpoint's first process.
+absl::StatusOr<SavedGenerators> saved_alone(const StateDict& state) {
+  SavedGenerators saved;
+  TRAINKIT_ASSIGN_OR_RETURN(saved.cpu, get_state<at::Tensor>(state, kCpu));
+  const std::string first = kCuda + std::string("0");
+  if (state.contains(first)) {
+    TRAINKIT_ASSIGN_OR_RETURN(saved.device, get_state<at::Tensor>(state, first));
+  }
+  return saved;
+}
+
+/// Reads the states of all ranks, in order.
+absl::StatusOr<std::vector<SavedGenerators>> saved_generators(const StateDict& state) {
+  TRAINKIT_ASSIGN_OR_RETURN(const SavedGenerators alone, saved_alone(state));
+  if (!state.contains(kRanks)) return std::vector<SavedGenerators>{alone};
+  TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor rows, get_state<at::Tensor>(state, kRanks));
+  const int64_t cpu_bytes = alone.cpu.numel();
+  if (rows.dim() != 2 || rows.size(0) < 1 || rows.size(1) < cpu_bytes || rows.scalar_type() != at::kByte)
+    return refuse_generators(kRanks, "does not have one row of bytes per rank");
+  std::vector<SavedGenerators> all;
+  for (int64_t rank = 0; rank < rows.size(0); ++rank) {
+    SavedGenerators saved{rows[rank].slice(0, 0, cpu_bytes).clone(), std::nullopt};
+    if (rows.size(1) > cpu_bytes) saved.device = rows[rank].slice(0, cpu_bytes).clone();
+    all.push_back(std::move(saved));
+  }
+  return all;
+}
+
+}  // namespace
+
+absl::StatusOr<StateDict> collect_generators(const DeviceReplicator& devices) {
+  StateDict state{{kCpu, generator_state(generator_of(at::kCPU))}};
+  for (int64_t replica = 0; replica < devices.replicas(); ++replica) {
+    const at::Device device = devices.device(replica);
+    if (!device.is_cpu()) state[kCuda + std::to_string(replica)] = generator_state(generator_of(device));
+  }
+  ProcessGroup* group = devices.process_group();
+  if (!group) return state;
+  std::vector<at::Tensor> own;
+  for (const auto& [name, value] : state) own.push_back(std::get<at::Tensor>(value));
+  const at::Tensor bytes = at::cat(own);
+  const at::Tensor all = at::zeros({group->world_size(), bytes.numel()}, bytes.options());
+  all[group->rank()].copy_(bytes);
+  TRAINKIT_RETURN_IF_ERROR(group->all_reduce(all, "gathering random generators"));
+  state[kRanks] = all;
+  return state;
+}
+
+absl::Status load_generators(const StateDict& state, const DeviceReplicator& devices, uint64_t seed) {
+  TRAINKIT_ASSIGN_OR_RETURN(const std::vector<SavedGenerators> all, saved_generators(state));
+  const at::Device device = devices.device();
+  for (const SavedGenerators& saved : all) {  // all ranks' states, so that all ranks decide alike
+    TRAINKIT_RETURN_IF_ERROR(check_generator_state(generator_of(at::kCPU), saved.cpu, kCpu));
+    if (saved.device && !device.is_cpu())
+      TRAINKIT_RETURN_IF_ERROR(check_generator_state(generator_of(device), *saved.device, std::string(kCuda) + "0"));
+  }
+  const int64_t rank = devices.process_group() ? devices.process_group()->rank() : 0;
+  const bool is_new = rank >= std::ssize(all);
+  const SavedGenerators& mine = all[is_new ? 0 : static_cast<size_t>(rank)];
+  put_generator_state(generator_of(at::kCPU), mine.cpu);
+  if (device.is_cpu()) return absl::OkStatus();
+  if (!is_new && mine.device) {
+    put_generator_state(generator_of(device), *mine.device);
+  } else {
+    at::Generator generator = generator_of(device);
+    const std::lock_guard lock(generator.mutex());
+    generator.set_current_seed(hash_key(seed, rank));
+  }
+  return absl::OkStatus();
+}
+
+std::string kind_of_device(const StateDict& state) {
+  const auto first = state.lower_bound(kCuda);
+  return first != state.end() && first->first.starts_with(kCuda) ? "cuda" : "cpu";
+}
+
+}  // namespace trainkit::detail

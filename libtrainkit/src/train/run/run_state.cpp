@@ -1,0 +1,374 @@
+#include "train/run/run_state.h"
+
+#include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <string_view>
+#include <utility>
+#include <variant>
+
+#include "train/divided/sharded_state.h"
+#include "train/run/run_generators.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/format.h"
+#include "trainkit/core/random.h"
+#include "trainkit/core/status.h"
+#include "trainkit/train/weights.h"
+
+namespace trainkit {
+namespace {
+
+/// Reads the counters of a checkpoint and checks that they belong to its step.
+absl::StatusOr<RunProgress> load_progress(const CheckpointContents& contents, const CheckpointPath& found) {
+  TRAINKIT_ASSIGN_OR_RETURN(RunProgress progress, trainkit::load_progress(sub_state(contents.state, "trainer")));
+  if (progress.step == found.step) return progress;
+  return to_status({.exit_code = ExitCode::kWeights,
+                    .id = "ckpt.state",
+                    .where = found.path() + "/state.json",
+                    .field = "trainer.step",
+                    .problem = "belongs to another step",
+                    .got = std::to_string(progress.step),
+                    .expected = std::to_string(found.step)});
+}
+
+StateDict shape_state(const RunShape& shape) {
+  return {{"global_batch_size", shape.global_batch_size}, {"replicas", shape.replicas}};
+}
+
+/// Gathers each rank's bytes: (ranks, bytes) uint8, the same on all ranks. All-reduces zeros with this rank's row
+/// filled in.
+absl::StatusOr<at::Tensor> gather_bytes(ProcessGroup& group, const at::Tensor& mine, const std::string& what) {
+  const at::Tensor all = at::zeros({group.world_size(), mine.numel()}, mine.options());
+  all[group.rank()].copy_(mine);
+  TRAINKIT_RETURN_IF_ERROR(group.all_reduce(all, "gathering " + what));
+  return all;
+}
+
+/// Gathers the trained rows of each rank: {"digests", "counts"}, one number per rank.
+absl::StatusOr<StateDict> gather_rows(ProcessGroup* group, const RowTrace& rows) {
+  std::vector<int64_t> digests = {static_cast<int64_t>(rows.digest)}, counts = {rows.count};
+  if (group) {
+    const at::Tensor mine = at::tensor({digests[0], counts[0]}, at::kLong);
+    TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor bytes, gather_bytes(*group, mine.view(at::kByte), "rows"));
+    const at::Tensor all = bytes.view(at::kLong);
+    digests.resize(static_cast<size_t>(group->world_size()));
+    counts.resize(digests.size());
+    for (size_t rank = 0; rank < digests.size(); ++rank) {
+      digests[rank] = all[static_cast<int64_t>(rank)][0].item<int64_t>();
+      counts[rank] = all[static_cast<int64_t>(rank)][1].item<int64_t>();
+    }
+  }
+  return StateDict{{"digests", std::move(digests)}, {"counts", std::move(counts)}};
+}
+
+/// Reads the digest of this rank. On another number of ranks it is a digest of all earlier digests. Empty if the
+/// checkpoint has none.
+RowTrace load_rows(const StateDict& state, int64_t rank, int64_t ranks) {
+  const auto digests = get_state<std::vector<int64_t>>(state, "digests");
+  const auto counts = get_state<std::vector<int64_t>>(state, "counts");
+  if (!digests.ok() || !counts.ok() || digests->size() != counts->size()) return {};
+  if (static_cast<int64_t>(digests->size()) == ranks) {
+    const auto own = static_cast<size_t>(rank);
+    return {.digest = static_cast<uint64_t>((*digests)[own]), .count = (*counts)[own]};
+  }
+  RowTrace before;
+  before.add(*digests);
+  before.count = 0;
+  for (const int64_t count : *counts) before.count += count;
+  return before;
+}
+
+/// Checks that a run on another number of devices keeps the rows per step; otherwise it would be a different run.
+absl::Status check_shape(const RunShape& saved, const RunShape& now) {
+  if (saved.replicas == 0 || saved.replicas == now.replicas || saved.global_batch_size == now.global_batch_size) {
+    return absl::OkStatus();
+  }
+  return to_status(
+      {.exit_code = ExitCode::kDistributed,
+       .id = "dist.batch",
+       .field = "global_batch_size",
+       .problem = fmt::format("the run had {} rows per step on {} devices", saved.global_batch_size, saved.replicas),
+       .got = fmt::format("{} on {} devices", now.global_batch_size, now.replicas),
+       .expected = std::to_string(saved.global_batch_size),
+       .hint = "choose batch_size and grad_accum_steps so that batch_size x devices x grad_accum_steps "
+               "is unchanged"},
+      absl::StatusCode::kInvalidArgument);
+}
+
+// Note [Averages in a checkpoint]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// With an average of the weights model.safetensors contains the averages, so that everything that uses a checkpoint
+// (--init_from, Predictor, export, Python) gets them. The trained weights, from which only a resumed run continues, are
+// in optimizer.safetensors as "live.<name>". A run resumed without averages takes these; a run resumed with averages
+// from a checkpoint without them starts to average there.
+
+/// Replaces the weights in `model` by the averages, and adds the weights to `others` under "live.".
+void put_averages(const NamedTensors& averages, NamedTensors& model, NamedTensors& others) {
+  for (const auto& [name, average] : averages) {
+    const auto is_named = [&name = name](const auto& tensor) { return tensor.first == name; };
+    const auto weight = std::find_if(model.begin(), model.end(), is_named);
+    TORCH_CHECK(weight != model.end(), "parameter '", name, "' of the optimizer is not in the model");
+    others.emplace_back(std::string(kLivePrefix) + name, std::exchange(weight->second, average));
+  }
+}
+
+/// Loads the averages and the weights, see Note [Averages in a checkpoint]. `live` are the trained weights.
+absl::Status load_weights_and_averages(const NamedTensors& saved, const std::map<std::string, at::Tensor>& live,
+                                       const std::string& path, const RunParts& parts) {
+  torch::nn::Module& module = *parts.devices.module();
+  TRAINKIT_RETURN_IF_ERROR(load_named_tensors(module, saved, path));
+  const at::NoGradGuard no_grad;
+  std::map<std::string, at::Tensor> weights;
+  for (const auto& [name, tensor] : named_tensors(module)) weights[name] = tensor;
+  for (const detail::ShardedCopy& copy : parts.copies) {
+    detail::load_averages(copy.averages, weights, *copy.optimizer, *copy.shards);
+  }
+  for (const auto& [name, average] : parts.copies.empty() ? parts.averages : NamedTensors()) {
+    at::Tensor(average).copy_(weights.at(name));
+  }
+  if (live.empty()) return absl::OkStatus();
+  NamedTensors trained = saved;
+  for (auto& [name, tensor] : trained) {
+    if (const auto found = live.find(name); found != live.end()) tensor = found->second;
+  }
+  return load_named_tensors(module, trained, path);
+}
+
+/// Sets the initial learning rate after a checkpoint without one was loaded. `own` is the rate of the flags: a lower
+/// base may be that of a plateau.
+void set_initial_lr_of_older(const RunParts& parts, double own) {
+  const double now = parts.optimizer.lr(), base = parts.scheduler ? parts.scheduler->base_lr() : now;
+  if (parts.scheduler && parts.scheduler->has_plateau() && base < own) return;
+  parts.optimizer.set_lr(base);
+  parts.optimizer.set_scheduled_lr(now);
+}
+
+/// Loads weights, optimizer, schedule and scaler.
+absl::Status load_model(const CheckpointContents& contents, const CheckpointPath& found, const RunParts& parts) {
+  StateDict optimizer = sub_state(contents.state, "optimizer");
+  std::map<std::string, at::Tensor> live;
+  for (const auto& [name, tensor] : contents.optimizer) {
+    if (name.starts_with(kLivePrefix))
+      live[name.substr(kLivePrefix.size())] = tensor;
+    else
+      optimizer[name] = tensor;
+  }
+  TRAINKIT_RETURN_IF_ERROR(load_weights_and_averages(contents.model, live, found.path() + "/model.safetensors", parts));
+  for (const detail::ShardedCopy& copy : parts.copies) {
+    TRAINKIT_RETURN_IF_ERROR(
+        copy.optimizer->load_state_dict(detail::parts_of_state(optimizer, *copy.optimizer, *copy.shards)));
+  }
+  const double own_lr = parts.optimizer.initial_lr();
+  if (parts.copies.empty()) TRAINKIT_RETURN_IF_ERROR(parts.optimizer.load_state_dict(optimizer));
+  if (parts.scheduler) {
+    TRAINKIT_RETURN_IF_ERROR(parts.scheduler->load_state_dict(sub_state(contents.state, "scheduler")));
+  }
+  if (!optimizer.contains("initial_lr")) set_initial_lr_of_older(parts, own_lr);
+  const StateDict scaler = sub_state(contents.state, "scaler");
+  return scaler.empty() ? absl::OkStatus() : parts.scaler.load_state_dict(scaler);
+}
+
+/// Explains why the run will differ from an uninterrupted one; empty if it will not.
+std::string resume_warning(const StateDict& saved, const RunParts& parts, const RunShape& shape) {
+  std::string text;
+  const std::string was = detail::kind_of_device(saved), is = parts.devices.device().is_cpu() ? "cpu" : "cuda";
+  const int64_t replicas = saved_shape(saved).replicas;
+  if (was != is || (replicas > 0 && replicas != shape.replicas)) {
+    text = fmt::format(
+        "the checkpoint was written on {} x {}, and the run continues on {} x {}: random numbers (dropout) differ from "
+        "those of an uninterrupted run",
+        std::max<int64_t>(replicas, 1), was, shape.replicas, is);
+  }
+  if (const int64_t rows = saved_shape(saved).global_batch_size; rows > 0 && rows != shape.global_batch_size) {
+    text += fmt::format(
+        "{}the checkpoint was written with {} rows per step, and the run continues with {}: it differs from an "
+        "uninterrupted one",
+        text.empty() ? "" : "; ", rows, shape.global_batch_size);
+  }
+  if (parts.scaler.enabled() && sub_state(saved, "scaler").empty()) {
+    text += fmt::format(
+        "{}the checkpoint has no loss scale, as its run was not in fp16: the scale starts from its initial value",
+        text.empty() ? "" : "; ");
+  }
+  return text;
+}
+
+}  // namespace
+
+void RowTrace::add(std::span<const int64_t> rows) {
+  for (const int64_t row : rows) digest = hash_key(digest, row);
+  count += static_cast<int64_t>(rows.size());
+}
+
+RunShape saved_shape(const StateDict& state) {
+  const auto global = get_state<int64_t>(state, "shape.global_batch_size");
+  const auto replicas = get_state<int64_t>(state, "shape.replicas");
+  return global.ok() && replicas.ok() ? RunShape{*global, *replicas} : RunShape{};
+}
+
+absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunProgress& progress,
+                                               const RunShape& shape, const StateDict& config) {
+  CheckpointContents contents;
+  TRAINKIT_ASSIGN_OR_RETURN(contents.state, detail::collect_generators(parts.devices));
+  TRAINKIT_ASSIGN_OR_RETURN(const StateDict rows, gather_rows(parts.devices.process_group(), progress.rows));
+  const bool is_first = !parts.devices.process_group() || parts.devices.process_group()->rank() == 0;
+  if (!is_first && !parts.devices.shards()) return contents;  // only the first rank writes
+  contents.model = named_tensors(*parts.devices.module());
+  put_averages(parts.averages, contents.model, contents.optimizer);
+  // The optimizer's tensors go to their own file, its scalars to the state.
+  for (auto& [name, value] : parts.optimizer.state_dict()) {
+    if (const at::Tensor* tensor = std::get_if<at::Tensor>(&value)) {
+      contents.optimizer.emplace_back(name, *tensor);
+    } else {
+      contents.state["optimizer." + name] = value;
+    }
+  }
+  if (!is_first) return contents;
+  if (parts.scheduler) {
+    merge_state(contents.state, "scheduler", parts.scheduler->state_dict());
+    contents.state["optimizer.lr"] =
+        parts.scheduler->lr();  // with a table on the GPU the optimizer does not have the current value
+  }
+  merge_state(contents.state, "scaler", parts.scaler.state_dict());
+  merge_state(contents.state, "loader", parts.loader.state_dict());
+  merge_state(contents.state, "trainer", progress_state(progress));
+  merge_state(contents.state, "rows", rows);
+  merge_state(contents.state, "shape", shape_state(shape));
+  merge_state(contents.state, "config", config);
+  return contents;
+}
+
+absl::Status roll_back_run(const std::string& output_dir, const RunParts& parts, RunProgress& progress) {
+  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath found, resolve_checkpoint("latest", output_dir));
+  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointContents contents, load_checkpoint(found));
+  TRAINKIT_ASSIGN_OR_RETURN(RunProgress loaded, load_progress(contents, found));
+  TRAINKIT_RETURN_IF_ERROR(load_model(contents, found, parts));
+  loaded.rows = progress.rows;
+  progress = std::move(loaded);
+  return absl::OkStatus();
+}
+
+// Note [Order of a resume]
+// ~~~~~~~~~~~~~~~~~~~~~~~~
+// A resumed run must be bitwise identical to an uninterrupted one, and a rejected resume must change nothing on disk.
+// resume_run() only reads the checkpoint. It checks the shape first, then loads the model (checked in full before any
+// tensor is changed), then the loader's position, then the generators. The generators come last because loading must
+// not draw from them afterwards. `progress` is assigned at the very end, so a failed resume leaves the counters as they
+// were.
+
+absl::StatusOr<std::string> resume_run(const std::string& spec, const std::string& output_dir, const RunParts& parts,
+                                       const RunShape& shape, RunProgress& progress) {
+  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath found, resolve_checkpoint(spec, output_dir));
+  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointContents contents, load_checkpoint(found));
+  TRAINKIT_RETURN_IF_ERROR(check_shape(saved_shape(contents.state), shape));
+  TRAINKIT_ASSIGN_OR_RETURN(RunProgress loaded, load_progress(contents, found));
+  TRAINKIT_RETURN_IF_ERROR(load_model(contents, found, parts));
+  TRAINKIT_RETURN_IF_ERROR(parts.loader.load_state_dict(sub_state(contents.state, "loader")));
+  const int64_t rank = parts.devices.process_group() ? parts.devices.process_group()->rank() : 0;
+  const int64_t ranks = parts.devices.process_group() ? parts.devices.process_group()->world_size() : 1;
+  loaded.rows = load_rows(sub_state(contents.state, "rows"), rank, ranks);
+  TRAINKIT_RETURN_IF_ERROR(
+      detail::load_generators(contents.state, parts.devices, hash_key(parts.loader.sampler().seed(), loaded.step)));
+  progress = std::move(loaded);
+  return resume_warning(contents.state, parts, shape);
+}
+
+absl::Status check_has_batch(const Prefetcher& loader) {
+  if (loader.batches_per_epoch() > 0) return absl::OkStatus();
+  return to_status({.exit_code = ExitCode::kData,
+                    .id = "data.empty",
+                    .problem = "no batch to train on",
+                    .got = std::to_string(loader.dataset().size()) + " rows",
+                    .expected = "at least one batch of " + std::to_string(loader.options().batch_size),
+                    .hint = "use a smaller batch size, or keep the last batch (drop_last = false)"});
+}
+
+void append_data_fields(const std::string& name, const Dataset& dataset, std::vector<DigestField>& fields) {
+  fields.push_back({name + " rows", std::to_string(dataset.size())});
+  std::string text;
+  for (const FieldSpec& field : dataset.fields()) {
+    text += fmt::format("{}{} ({}) {}", text.empty() ? "" : ", ", field.name, fmt::join(field.shape, ", "),
+                        c10::toString(field.dtype));
+  }
+  fields.push_back({name + " fields", text});
+}
+
+AllocatorUse allocator_use(at::Device gpu) {
+  const auto stats = at::getDeviceAllocator(gpu.type())->getDeviceStats(std::max<c10::DeviceIndex>(gpu.index(), 0));
+  return {.allocated_bytes = stats.allocated_bytes[0].current,
+          .reserved_bytes = stats.reserved_bytes[0].current,
+          .retries = stats.num_alloc_retries};
+}
+
+std::vector<AllocatorUse> allocator_use(const DeviceReplicator& devices) {
+  std::vector<AllocatorUse> all;
+  for (int64_t replica = 0; replica < devices.replicas(); ++replica) {
+    if (!devices.device(replica).is_cpu()) all.push_back(allocator_use(devices.device(replica)));
+  }
+  return all;
+}
+
+int64_t total_memory_bytes(at::Device gpu) {
+  return static_cast<int64_t>(at::accelerator::getMemoryInfo(std::max<c10::DeviceIndex>(gpu.index(), 0)).second);
+}
+
+std::string describe_memory(const AllocatorUse& use, int64_t total_bytes) {
+  return fmt::format("{} allocated, {} reserved, {} total", format_size(use.allocated_bytes),
+                     format_size(use.reserved_bytes), format_size(total_bytes));
+}
+
+absl::StatusOr<std::string> describe_gpu_memory(const DeviceReplicator& devices, ProcessGroup* group) {
+  std::vector<int64_t> numbers;
+  for (int64_t i = 0; i < devices.replicas() && !devices.device(i).is_cpu(); ++i) {
+    const AllocatorUse use = allocator_use(devices.device(i));
+    numbers.insert(numbers.end(), {use.allocated_bytes, use.reserved_bytes, total_memory_bytes(devices.device(i))});
+  }
+  if (numbers.empty()) return std::string();
+  at::Tensor all = at::tensor(numbers, at::kLong);
+  if (group) {
+    TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor bytes, gather_bytes(*group, all.view(at::kByte), "memory of the GPUs"));
+    all = bytes.view(at::kLong);
+  }
+  all = all.view({-1, 3});
+  std::string text = "GPU memory:";
+  for (int64_t i = 0; i < all.size(0); ++i) {
+    const auto number = [&](int64_t k) { return all[i][k].item<int64_t>(); };
+    text += fmt::format("{} {} {}", i > 0 ? ";" : "", group ? fmt::format("rank {}", i) : devices.device(i).str(),
+                        describe_memory({.allocated_bytes = number(0), .reserved_bytes = number(1)}, number(2)));
+  }
+  return text;
+}
+
+absl::Status gather_gpus(ProcessGroup& group, std::vector<int64_t>& memory_bytes, std::vector<double>& utilisation) {
+  const double share = utilisation.empty() ? -1 : utilisation.front();
+  const at::Tensor mine = at::tensor({static_cast<double>(memory_bytes.front()), share}, at::kDouble);
+  TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor bytes, gather_bytes(group, mine.view(at::kByte), "GPUs of the ranks"));
+  const at::Tensor all = bytes.view(at::kDouble);
+  memory_bytes.clear();
+  utilisation.clear();
+  bool is_known = false;
+  for (int64_t rank = 0; rank < all.size(0); ++rank) {
+    memory_bytes.push_back(static_cast<int64_t>(all[rank][0].item<double>()));
+    utilisation.push_back(all[rank][1].item<double>());
+    is_known |= utilisation.back() >= 0;
+  }
+  if (!is_known) utilisation.clear();
+  return absl::OkStatus();
+}
+
+std::vector<int64_t> device_memory_bytes(const DeviceReplicator& devices) {
+  std::vector<int64_t> bytes;
+  for (const AllocatorUse& use : allocator_use(devices)) bytes.push_back(use.allocated_bytes);
+  return bytes;
+}
+
+}  // namespace trainkit

@@ -1,0 +1,75 @@
+#include "train/run/step_records.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <utility>
+
+#include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
+
+namespace trainkit {
+
+void StepRecords::add(LogRecord record, const StepMetrics& metrics, LateRates rates) {
+  std::vector<std::pair<std::string, double>> values;
+  values.reserve(metrics.metrics.size() + 2 + record.values.size());
+  std::vector<at::Tensor> scalars;
+  scalars.reserve(metrics.metrics.size() + 2 + rates.scalars.size());
+  const auto add_scalar = [&](const std::string& name, const at::Tensor& scalar) {
+    values.emplace_back(name, 0);  // emit() sets the value
+    scalars.push_back(scalar);
+  };
+  add_scalar("loss", metrics.loss);
+  for (const auto& [name, value] : metrics.metrics) add_scalar(name, value);
+  if (metrics.grad_norm.defined()) add_scalar("grad_norm", metrics.grad_norm);
+  const size_t named = scalars.size();
+  scalars.insert(scalars.end(), rates.scalars.begin(), rates.scalars.end());
+  std::move(record.values.begin(), record.values.end(), std::back_inserter(values));
+  record.values = std::move(values);
+  pending_.push_back({.record = std::move(record),
+                      .named = named,
+                      .scalars = LateScalars(scalars),
+                      .cause = metrics.first_nonfinite,
+                      .row_indices = metrics.row_indices,
+                      .rows = metrics.rows,
+                      .lrs = std::move(rates.values)});
+}
+
+std::string rows_to_check(const std::vector<int64_t>& row_indices, int64_t rows) {
+  if (row_indices.empty()) return "";
+  const int64_t more = rows - std::ssize(row_indices);
+  return fmt::format("check the step's rows first: {}{} of the data set; then ", fmt::join(row_indices, ", "),
+                     more > 0 ? fmt::format(" and {} more", more) : "");
+}
+
+absl::Status StepRecords::emit(bool wait) {
+  while (!pending_.empty() && (wait || pending_.front().scalars.ready())) {
+    Pending pending = std::move(pending_.front());
+    pending_.pop_front();
+    const std::vector<double> scalars = pending.scalars.values();
+    for (size_t i = 0; i < pending.named; ++i) pending.record.values[i].second = scalars[i];
+    pending.record.lr = pending.lrs(scalars.data() + pending.named);
+    if (logger_) logger_->log(pending.record);
+    TRAINKIT_RETURN_IF_ERROR(check_finite(scalars[0], pending));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepRecords::check_finite(double loss, const Pending& pending) {
+  nonfinite_ = std::isfinite(loss) ? 0 : nonfinite_ + 1;
+  if (most_nonfinite_ == 0 || nonfinite_ < most_nonfinite_) return absl::OkStatus();
+  return to_status({.exit_code = ExitCode::kNumerics,
+                    .id = "train.nonfinite",
+                    .field = "loss",
+                    .problem = "is not finite at step " + std::to_string(pending.record.step) +
+                               (pending.cause.empty() ? "" : ": " + pending.cause),
+                    .got = std::isnan(loss) ? "nan" : "inf",
+                    .hint = rows_to_check(pending.row_indices, pending.rows) +
+                            "lower the learning rate, clip gradients (TrainerOptions::grad_clip, --grad_clip 1) or use "
+                            "--precision fp32"});
+}
+
+}  // namespace trainkit

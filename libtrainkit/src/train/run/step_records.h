@@ -1,0 +1,66 @@
+#pragma once
+// Logs the training steps without waiting for the device. Internal to Trainer.
+
+#include <absl/status/status.h>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "train/run/late_scalars.h"
+#include "trainkit/logging/logger.h"
+#include "trainkit/train/train_step.h"
+
+namespace trainkit {
+
+/// Advises to check the rows of a step whose loss or gradients are not finite: the start of a hint, empty if they are
+/// unknown. Takes StepMetrics::row_indices and rows.
+std::string rows_to_check(const std::vector<int64_t>& row_indices, int64_t rows);
+
+/// Learning rates of the groups in a step, computed from scalars once they are on the host.
+struct LateRates {
+  std::vector<at::Tensor> scalars = {};
+  std::function<std::vector<double>(const double* arrived)> values = nullptr;
+};
+
+/// Keeps the records of steps until the copies of their scalars have arrived, then logs them in order.
+class StepRecords {
+ public:
+  /// @param logger nullptr logs nothing
+  /// @param most_nonfinite number of consecutive records with a loss that is not finite that ends the run; 0 means
+  /// unlimited
+  StepRecords(Logger* logger, int64_t most_nonfinite) : logger_(logger), most_nonfinite_(most_nonfinite) {}
+
+  /// Logs to `logger` from now on.
+  void use(Logger* logger) { logger_ = logger; }
+
+  /// Starts to read the loss, metrics and gradient norm of a step, and the scalars of its learning rates.
+  void add(LogRecord record, const StepMetrics& metrics, LateRates rates);
+
+  /// Logs the records whose scalars have arrived; all of them with `wait`. Error: too many losses are not finite (exit
+  /// code 9).
+  absl::Status emit(bool wait);
+
+ private:
+  /// A record and its scalars: its first `named` values, then those of the learning rates.
+  struct Pending {
+    LogRecord record = {};
+    size_t named = 0;
+    LateScalars scalars = {};
+    std::string cause = {};                 // StepMetrics::first_nonfinite
+    std::vector<int64_t> row_indices = {};  // and row_indices
+    int64_t rows = 0;
+    std::function<std::vector<double>(const double*)> lrs = nullptr;
+  };
+
+  absl::Status check_finite(double loss, const Pending& pending);
+
+  Logger* logger_;
+  int64_t most_nonfinite_;
+  int64_t nonfinite_ = 0;
+  std::deque<Pending> pending_;
+};
+
+}  // namespace trainkit
