@@ -9,6 +9,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/base/round_up.h"
+
 namespace trainkit {
 namespace {
 
@@ -20,11 +22,9 @@ constexpr int64_t kMinLargeAlloc = int64_t{10} << 20;
 constexpr int64_t kLargeBuffer = int64_t{20} << 20;
 constexpr int64_t kRoundLarge = int64_t{2} << 20;
 
-int64_t round_up(int64_t bytes, int64_t step) { return (bytes + step - 1) / step * step; }
-
 int64_t segment_size(int64_t block) {
   if (block <= kSmallSize) return kSmallBuffer;
-  return block < kMinLargeAlloc ? kLargeBuffer : round_up(block, kRoundLarge);
+  return block < kMinLargeAlloc ? kLargeBuffer : detail::round_up(block, kRoundLarge);
 }
 
 /// A part of a segment. Addresses are virtual: segments are placed one after the other, with a gap in between.
@@ -44,7 +44,7 @@ class CachingAllocatorModel::Impl {
   explicit Impl(int64_t capacity) : capacity_(capacity) {}
 
   int64_t allocate(int64_t asked, int32_t stream) {
-    const int64_t bytes = std::max(kMinBlockSize, round_up(asked, kMinBlockSize));
+    const int64_t bytes = std::max(kMinBlockSize, detail::round_up(asked, kMinBlockSize));
     const bool small = bytes <= kSmallSize;
     auto part = find_free(bytes, stream, small);
     if (part == parts_.end()) {

@@ -1,6 +1,6 @@
 #include "../distributed/rank_threads.h"
 #include "test_util.h"
-#include "train/run/run_generators.h"
+#include "train/checkpoint/generators.h"
 #include "trainkit/core/status.h"
 #include "trainkit/train/checkpoint.h"
 

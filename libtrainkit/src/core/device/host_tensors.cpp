@@ -14,14 +14,14 @@
 #include <cuda_runtime_api.h>
 #endif
 
+#include "core/base/round_up.h"
+
 namespace trainkit::detail {
 namespace {
 
 constexpr int64_t kPage = 4096;
 constexpr int64_t kHugePage = int64_t{2} << 20;
 constexpr int64_t kAlignment = 64;
-
-int64_t round_up(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 bool page_lock([[maybe_unused]] void* memory, [[maybe_unused]] int64_t bytes) {
 #ifdef TRAINKIT_WITH_CUDA

@@ -13,6 +13,7 @@
 #include <sstream>
 #include <thread>
 
+#include "core/base/round_up.h"
 #include "core/files/new_files.h"
 #include "core/files/system_calls.h"
 #include "data/datasets/copy_rows.h"
@@ -44,8 +45,6 @@ struct Header {
 };
 static_assert(sizeof(Header) == 80);
 
-int64_t rounded_up(int64_t bytes, int64_t to) { return (bytes + to - 1) / to * to; }
-
 int64_t bytes_of_row(const Dataset& dataset) {
   int64_t bytes = 0;
   for (const FieldSpec& field : dataset.fields()) bytes += field.row_bytes();
@@ -53,7 +52,7 @@ int64_t bytes_of_row(const Dataset& dataset) {
 }
 
 int64_t offset_of_rows(int64_t rows) {
-  return rounded_up(kPage + rows * static_cast<int64_t>(sizeof(DigestBytes)), kPage);
+  return detail::round_up(kPage + rows * static_cast<int64_t>(sizeof(DigestBytes)), kPage);
 }
 
 DigestBytes bytes_of(const Digest& digest) {
@@ -145,7 +144,7 @@ absl::Status make_file(const std::string& path, const Header& header, int64_t by
 }  // namespace
 
 int64_t DiskCachedDataset::file_bytes(const Dataset& dataset) {
-  return offset_of_rows(dataset.size()) + dataset.size() * rounded_up(bytes_of_row(dataset), kLine);
+  return offset_of_rows(dataset.size()) + dataset.size() * detail::round_up(bytes_of_row(dataset), kLine);
 }
 
 absl::StatusOr<std::shared_ptr<const DiskCachedDataset>> DiskCachedDataset::open(std::shared_ptr<const Dataset> dataset,
@@ -183,7 +182,7 @@ DiskCachedDataset::DiskCachedDataset(std::shared_ptr<const Dataset> dataset, std
       file_(std::move(file)),
       descriptor_(descriptor),
       rows_offset_(offset_of_rows(dataset_->size())),
-      row_stride_(rounded_up(bytes_of_row(*dataset_), kLine)),
+      row_stride_(detail::round_up(bytes_of_row(*dataset_), kLine)),
       row_bytes_(bytes_of_row(*dataset_)),
       checked_(new std::atomic<bool>[static_cast<size_t>(dataset_->size())]()) {
   for (int64_t i = 0; i < dataset_->size(); ++i) cached_rows_ += present(i);

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <new>
 
+#include "core/base/round_up.h"
 #include "data/loader/pending_copies.h"
 
 namespace trainkit::detail {
@@ -17,8 +18,6 @@ namespace {
 
 constexpr int64_t kAlignment = 64;  // a cache line and the widest vector store
 constexpr int64_t kHugePage = int64_t{2} << 20;
-
-int64_t round_up(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 /// A memory block that lives as long as any of its storages.
 struct Block {

@@ -3,6 +3,7 @@
 #include <map>
 #include <utility>
 
+#include "core/base/round_up.h"
 #include "distributed/shards/parameter_shards.h"
 
 namespace trainkit::detail {
@@ -15,7 +16,7 @@ constexpr int64_t kWholePerRank = 2;
 
 int64_t aligned(int64_t elements, int64_t element_bytes) {
   const int64_t step = std::max<int64_t>(1, kAlignment / element_bytes);
-  return (elements + step - 1) / step * step;
+  return round_up(elements, step);
 }
 
 /// Places parameters one after the other and divides the bucket evenly.

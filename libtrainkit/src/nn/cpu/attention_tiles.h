@@ -6,13 +6,12 @@
 #include <cstdint>
 #include <utility>
 
+#include "core/base/round_up.h"
 #include "core/tensors/vectors.h"
 
 namespace trainkit::detail {
 
 constexpr int64_t kTileRows = 8;  // rows per register tile, together with two column vectors
-
-constexpr int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
 /// Computes c += a b (kAdd) or c = a b for R rows and V vectors of columns. Element (r, k) of a is a[r * a_row + k *
 /// a_step].

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <utility>
 
+#include "core/base/attempt.h"
 #include "core/tensors/recorded.h"
 #include "train/checkpoint/checkpoint_snapshot.h"
 #include "trainkit/core/error.h"
@@ -21,16 +22,6 @@ std::future<absl::Status> ready_future(absl::Status status) {
 
 double seconds_since(BackgroundSaves::TimePoint start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-/// Returns what work() returns, or the status of its exception.
-template <typename Work>
-absl::Status status_of(const Work& work) {
-  try {
-    return work();
-  } catch (...) {
-    return status_from_current_exception();
-  }
 }
 
 }  // namespace
@@ -103,7 +94,7 @@ std::future<absl::Status> BackgroundSaves::write_in_background(const CheckpointC
   is_writing_ = true;
   is_copying_ = !pending.copies.empty();
   auto run = [this, write, copy = *std::move(copy), pending, live = contents.optimizer]() mutable {
-    absl::Status status = status_of([&] {
+    absl::Status status = detail::attempt([&] {
       if (pending.copies.empty()) return absl::OkStatus();
       const detail::ProfileStage stage("copy the optimizer's state");
       for (const detail::ByteCopy& one : pending.copies) detail::streaming_copy(one.target, one.source, one.bytes);
@@ -113,7 +104,7 @@ std::future<absl::Status> BackgroundSaves::write_in_background(const CheckpointC
     is_copying_.notify_all();
     live.clear();
     if (status.ok()) {
-      status = status_of([&] {
+      status = detail::attempt([&] {
         const detail::ProfileStage stage("write a checkpoint");
         return write(std::move(copy));  // frees the copy here, not with the future
       });

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/attempt.h"
 #include "train/checkpoint/checkpoint_draft.h"
 #include "train/checkpoint/checkpoint_folder.h"
 #include "trainkit/core/error.h"
@@ -37,16 +38,6 @@ namespace {
 // they have closed their files. If a rank is lost, the exchange fails on the others, and rank 0 removes the folder.
 
 constexpr int64_t kMessageBytes = 8192;
-
-/// Calls `function` and turns exceptions into a Status.
-template <class Function>
-absl::Status attempt(Function&& function) {
-  try {
-    return function();
-  } catch (...) {
-    return status_from_current_exception();
-  }
-}
 
 /// Replaces divided tensors by meta tensors of their whole shape.
 NamedTensors whole_shapes(const NamedTensors& tensors, const DividedTensors& divided) {

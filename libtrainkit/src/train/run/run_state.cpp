@@ -16,8 +16,8 @@
 #include <utility>
 #include <variant>
 
+#include "train/checkpoint/generators.h"
 #include "train/divided/sharded_state.h"
-#include "train/run/run_generators.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/format.h"
 #include "trainkit/core/random.h"

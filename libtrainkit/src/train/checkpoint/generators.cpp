@@ -1,4 +1,4 @@
-#include "train/run/run_generators.h"
+#include "train/checkpoint/generators.h"
 
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
@@ -9,19 +9,15 @@
 #include <mutex>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "trainkit/core/error.h"
 #include "trainkit/core/random.h"
 #include "trainkit/core/status.h"
+#include "trainkit/train/checkpoint.h"
 
-namespace trainkit::detail {
+namespace trainkit {
 namespace {
-
-constexpr char kCpu[] = "rng.cpu";
-constexpr char kCuda[] = "rng.cuda.";
-constexpr char kRanks[] = "rng_ranks";
-
-at::Generator generator_of(at::Device device) { return at::globalContext().defaultGenerator(device); }
 
 at::Tensor generator_state(at::Generator generator) {
   const std::lock_guard lock(generator.mutex());
@@ -33,22 +29,67 @@ void put_generator_state(at::Generator generator, const at::Tensor& state) {
   generator.set_state(state);
 }
 
-absl::Status refuse_generators(const std::string& name, std::string problem) {
+absl::Status refuse_generator(const std::string& name, std::string problem) {
   return to_status({.exit_code = ExitCode::kWeights, .id = "ckpt.state", .field = name, .problem = std::move(problem)},
                    absl::StatusCode::kInvalidArgument);
 }
 
-/// Checks that a generator like `generator` accepts `state`.
+/// Checks on a copy that `generator` accepts `state`: set_state throws if the size or the engine's numbers are wrong.
 absl::Status check_generator_state(at::Generator generator, const at::Tensor& state, const std::string& name) {
   try {
     at::Generator copy = [&, lock = std::lock_guard(generator.mutex())] { return generator.clone(); }();
     copy.set_state(state.clone());
   } catch (...) {
-    return refuse_generators(
+    return refuse_generator(
         name, "is not a state of this generator: " + std::string(status_from_current_exception().message()));
   }
   return absl::OkStatus();
 }
+
+/// Lists the generators in use, by name.
+std::vector<std::pair<std::string, at::Generator>> generators() {
+  std::vector<std::pair<std::string, at::Generator>> all;
+  at::Context& context = at::globalContext();
+  all.emplace_back("cpu", context.defaultGenerator(at::kCPU));
+  if (!at::Context::hasCUDA()) return all;
+  const auto count = at::detail::getCUDAHooks().deviceCount();
+  for (c10::DeviceIndex i = 0; i < count; ++i) {
+    // A device without a CUDA context has drawn no numbers, and asking for its generator would create a context.
+    if (!at::detail::getCUDAHooks().hasPrimaryContext(i)) continue;
+    all.emplace_back(fmt::format("cuda.{}", static_cast<int>(i)), context.defaultGenerator(at::Device(at::kCUDA, i)));
+  }
+  return all;
+}
+
+}  // namespace
+
+StateDict default_generator_state() {
+  StateDict state;
+  for (const auto& [name, generator] : generators()) state[name] = generator_state(generator);
+  return state;
+}
+
+absl::Status load_default_generator_state(const StateDict& state) {
+  std::vector<std::pair<at::Generator, at::Tensor>> checked;
+  for (const auto& [name, generator] : generators()) {
+    if (name != "cpu" && !state.contains(name)) continue;  // saved without this device: keep its generator
+    TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor saved, get_state<at::Tensor>(state, name));
+    TRAINKIT_RETURN_IF_ERROR(check_generator_state(generator, saved, name));
+    checked.emplace_back(generator,
+                         saved.clone());  // LibTorch reads a view, such as those of snapshot(), beyond its memory
+  }
+  for (const auto& [generator, saved] : checked) put_generator_state(generator, saved);
+  return absl::OkStatus();
+}
+
+namespace detail {
+namespace {
+
+constexpr char kCpu[] = "rng.cpu";
+constexpr char kCuda[] = "rng.cuda.";
+constexpr char kRanks[] = "rng_ranks";
+
+at::Generator generator_of(at::Device device) { return at::globalContext().defaultGenerator(device); }
 
 /// Saved generator states of one rank.
 struct SavedGenerators {
@@ -74,7 +115,7 @@ absl::StatusOr<std::vector<SavedGenerators>> saved_generators(const StateDict& s
   TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor rows, get_state<at::Tensor>(state, kRanks));
   const int64_t cpu_bytes = alone.cpu.numel();
   if (rows.dim() != 2 || rows.size(0) < 1 || rows.size(1) < cpu_bytes || rows.scalar_type() != at::kByte)
-    return refuse_generators(kRanks, "does not have one row of bytes per rank");
+    return refuse_generator(kRanks, "does not have one row of bytes per rank");
   std::vector<SavedGenerators> all;
   for (int64_t rank = 0; rank < rows.size(0); ++rank) {
     SavedGenerators saved{rows[rank].slice(0, 0, cpu_bytes).clone(), std::nullopt};
@@ -132,4 +173,5 @@ std::string kind_of_device(const StateDict& state) {
   return first != state.end() && first->first.starts_with(kCuda) ? "cuda" : "cpu";
 }
 
-}  // namespace trainkit::detail
+}  // namespace detail
+}  // namespace trainkit
