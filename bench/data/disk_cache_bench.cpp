@@ -9,7 +9,7 @@
 #include <numeric>
 #include <random>
 
-#include "../rounds.h"
+#include "rounds.h"
 #include "trainkit/core/error.h"
 #include "trainkit/data/adapters.h"
 #include "trainkit/data/prefetcher.h"

@@ -12,7 +12,7 @@
 #include <memory>
 #include <vector>
 
-#include "../rounds.h"
+#include "rounds.h"
 #include "trainkit/core/random.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/data/sampler.h"

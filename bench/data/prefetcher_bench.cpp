@@ -10,8 +10,8 @@
 #include <numeric>
 #include <random>
 
-#include "../rounds.h"
 #include "data/datasets/copy_rows.h"
+#include "rounds.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/data/sampler.h"
 #include "trainkit/data/tensor_dataset.h"

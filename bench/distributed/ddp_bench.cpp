@@ -4,9 +4,9 @@
 
 #include <sstream>
 
-#include "../../tests/ranks.h"
-#include "../../tests/test_util.h"
 #include "ddp_step.h"
+#include "ranks.h"
+#include "test_util.h"
 
 namespace trainkit::bench {
 namespace {

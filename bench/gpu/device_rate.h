@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "../rounds.h"
+#include "rounds.h"
 
 namespace trainkit::bench {
 

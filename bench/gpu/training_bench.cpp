@@ -5,11 +5,11 @@
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
 
-#include "../hsi/networks.h"
-#include "../training_run.h"
 #include "device_rate.h"
 #include "gpt2_recommender/models.h"
+#include "hsi/networks.h"
 #include "hsi_classification/feed.h"
+#include "training_run.h"
 #include "trainkit/nn/functional.h"
 #include "trainkit/nn/resnet18.h"
 

@@ -4,9 +4,9 @@
 #include <ATen/Parallel.h>
 #include <benchmark/benchmark.h>
 
-#include "../rounds.h"
 #include "hsi_classification/perf.h"
 #include "networks.h"
+#include "rounds.h"
 
 namespace trainkit {
 

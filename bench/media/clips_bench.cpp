@@ -10,7 +10,7 @@
 #include <iostream>
 #include <numbers>
 
-#include "../rounds.h"
+#include "rounds.h"
 #include "trainkit/core/error.h"
 #include "trainkit/media/media.h"
 #include "trainkit/nn/mel_spectrogram.h"

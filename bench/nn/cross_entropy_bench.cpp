@@ -3,7 +3,7 @@
 #include <benchmark/benchmark.h>
 #include <torch/torch.h>
 
-#include "../rounds.h"
+#include "rounds.h"
 #include "trainkit/nn/functional.h"
 
 namespace trainkit {

@@ -4,10 +4,10 @@
 #include <ATen/Parallel.h>
 #include <benchmark/benchmark.h>
 
-#include "../rounds.h"
 #include "gpt2_recommender/models.h"
 #include "gpt2_recommender/triplets.h"
 #include "made_up.h"
+#include "rounds.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/train/trainer.h"
 

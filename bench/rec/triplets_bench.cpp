@@ -4,10 +4,10 @@
 
 #include <cstdlib>
 
-#include "../rounds.h"
 #include "gpt2_recommender/ratings.h"
 #include "gpt2_recommender/triplets.h"
 #include "made_up.h"
+#include "rounds.h"
 #include "trainkit/data/prefetcher.h"
 
 namespace trainkit::rec {

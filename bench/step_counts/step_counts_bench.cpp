@@ -7,8 +7,8 @@
 
 #include <cstdlib>
 
-#include "../rounds.h"
-#include "../train/mlp_task.h"
+#include "rounds.h"
+#include "train/mlp_task.h"
 
 namespace {
 

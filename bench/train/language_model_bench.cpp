@@ -5,8 +5,8 @@
 #include <benchmark/benchmark.h>
 #include <torch/torch.h>
 
-#include "../rounds.h"
-#include "../training_run.h"
+#include "rounds.h"
+#include "training_run.h"
 #include "trainkit/nn/functional.h"
 
 namespace trainkit {

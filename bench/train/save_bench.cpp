@@ -6,7 +6,7 @@
 
 #include <filesystem>
 
-#include "../rounds.h"
+#include "rounds.h"
 #include "trainkit/data/tensor_dataset.h"
 #include "trainkit/nn/transformer.h"
 #include "trainkit/optim/adam.h"

@@ -1,8 +1,8 @@
 // The overhead of the training loop over a hand-written loop.
 #include <benchmark/benchmark.h>
 
-#include "../rounds.h"
 #include "mlp_task.h"
+#include "rounds.h"
 
 namespace trainkit {
 namespace {

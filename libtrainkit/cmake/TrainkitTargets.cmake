@@ -183,7 +183,8 @@ function(trainkit_benchmarks MODULE)
   cmake_parse_arguments(ARG "" "" "FILES;LIBRARIES" ${ARGN})
   trainkit_executable(bench_${MODULE} SOURCES ${ARG_FILES}
                       LIBRARIES benchmark::benchmark_main ${ARG_LIBRARIES} $<TARGET_NAME_IF_EXISTS:trainkit_allocator>)
-  target_include_directories(bench_${MODULE} PRIVATE ${PROJECT_SOURCE_DIR}/libtrainkit/src)  # headers that are not public
+  target_include_directories(bench_${MODULE} PRIVATE ${PROJECT_SOURCE_DIR}/bench
+                                                     ${PROJECT_SOURCE_DIR}/libtrainkit/src)  # headers that are not public
   set_target_properties(bench_${MODULE} PROPERTIES EXCLUDE_FROM_ALL ON UNITY_BUILD OFF)
   if(NOT TARGET benchmarks)
     add_custom_target(benchmarks)

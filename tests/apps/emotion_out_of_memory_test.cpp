@@ -1,8 +1,8 @@
 // trainkit-emotion when memory runs out.
 #include <torch/torch.h>
 
-#include "../train/budget_allocator.h"
 #include "emotion_given.h"
+#include "train/budget_allocator.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/data/sampler.h"
 #include "trainkit/train/train_step.h"

@@ -13,16 +13,10 @@
 #include <thread>
 #include <vector>
 
-#include "../fast_start/start_program.h"
+#include "fast_start/start_program.h"
+#include "read_text.h"
 
 namespace trainkit::test {
-
-inline std::string read_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
 
 struct ProgramOptions {
   /// NAME=value; replaces this process's environment.

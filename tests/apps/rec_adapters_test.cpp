@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "../reference_util.h"
 #include "rec_place.h"
+#include "reference_util.h"
 #include "test_util.h"
 #include "trainkit/io/safetensors.h"
 #include "trainkit/nn/gpt2.h"

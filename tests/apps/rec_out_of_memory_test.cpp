@@ -1,9 +1,9 @@
 // trainkit-gpt2rec when memory runs out.
 #include <catch2/catch.hpp>
 
-#include "../train/budget_allocator.h"
 #include "rec_given.h"
 #include "test_util.h"
+#include "train/budget_allocator.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/data/sampler.h"
 #include "trainkit/optim/adam.h"

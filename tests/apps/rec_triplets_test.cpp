@@ -5,7 +5,7 @@
 #include <cmath>
 #include <set>
 
-#include "../contract/dataset_contract.h"
+#include "contract/dataset_contract.h"
 #include "core/device/gpu_operations.h"
 #include "gpt2_recommender/device_triplets.h"
 #include "gpt2_recommender/triplet_draw.h"

@@ -1,7 +1,7 @@
 // A trainer on a machine that other processes use too: its threads, and the monitor's advice.
 #include <catch2/catch.hpp>
 
-#include "../core/other_load.h"
+#include "core/machine/other_load.h"
 #include "text_place.h"
 #include "trainkit/core/processors.h"
 

@@ -1,6 +1,6 @@
 #include "replicator_contract.h"
 
-#include "../ranks.h"
+#include "ranks.h"
 #include "test_util.h"
 #include "trainkit/io/safetensors.h"
 

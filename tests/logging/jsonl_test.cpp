@@ -10,6 +10,7 @@
 #include <limits>
 #include <sstream>
 
+#include "read_text.h"
 #include "test_util.h"
 #include "trainkit/logging/sinks.h"
 
@@ -20,18 +21,12 @@ namespace {
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-std::string read(const std::string& path) {
-  std::ostringstream bytes;
-  bytes << std::ifstream(path).rdbuf();
-  return bytes.str();
-}
-
 void write(const std::string& path, const std::string& bytes) { std::ofstream(path) << bytes; }
 
 std::string rewound(const std::string& path, int64_t step) {
   auto logger = JsonlLogger::open(path).value();
   REQUIRE(logger->rewind(step).ok());
-  return read(path);
+  return test::read_text(path);
 }
 
 }  // namespace
@@ -223,7 +218,7 @@ TEST_CASE("A temporarily full disk leaves no partial line and loses no record", 
   REQUIRE(setrlimit(RLIMIT_FSIZE, &limited) == 0);
   for (int step = 1; step <= 10; ++step) logger->log({.step = step, .values = {{"loss", 0.5}}});
   const absl::Status full = logger->flush();
-  const std::string at_limit = read(dir / "m.jsonl");
+  const std::string at_limit = test::read_text(dir / "m.jsonl");
   REQUIRE(setrlimit(RLIMIT_FSIZE, &before) == 0);
   std::signal(SIGXFSZ, old_handler);
   CHECK(exit_code(full) == ExitCode::kStorage);
@@ -239,7 +234,7 @@ TEST_CASE("A half line that cannot be removed stays the last one", "[logging][js
   const std::string path = "/proc/self/fd/" + std::to_string(memory);
   auto logger = JsonlLogger::open(path).value();
   logger->log({.step = 1, .values = {{"loss", 0.5}}});
-  const std::string whole = read(path);
+  const std::string whole = test::read_text(path);
   REQUIRE(whole.back() == '\n');
   REQUIRE(::fcntl(memory, F_ADD_SEALS, F_SEAL_SHRINK) == 0);
   const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
@@ -251,11 +246,11 @@ TEST_CASE("A half line that cannot be removed stays the last one", "[logging][js
   logger->log({.step = 2, .values = {{"loss", 0.5}}});
   REQUIRE(setrlimit(RLIMIT_FSIZE, &before) == 0);
   std::signal(SIGXFSZ, old_handler);
-  const std::string torn = read(path);
+  const std::string torn = test::read_text(path);
   REQUIRE(torn.size() == whole.size() + 10);
   logger->log({.step = 3, .values = {{"loss", 0.5}}});
   CHECK(exit_code(logger->flush()) == ExitCode::kStorage);
-  CHECK(read(path) == torn);
+  CHECK(test::read_text(path) == torn);
   ::close(memory);
 }
 

@@ -4,18 +4,13 @@
 #include <sstream>
 
 #include "logging/tf_event.h"
+#include "read_text.h"
 #include "test_util.h"
 #include "trainkit/logging/sinks.h"
 
 using namespace trainkit;
 
 namespace {
-
-std::string read(const std::filesystem::path& path) {
-  std::ostringstream bytes;
-  bytes << std::ifstream(path).rdbuf();
-  return bytes.str();
-}
 
 std::vector<std::filesystem::path> files_of(const std::string& folder) {
   std::vector<std::filesystem::path> files;
@@ -28,7 +23,7 @@ std::vector<std::filesystem::path> files_of(const std::string& folder) {
 std::vector<int64_t> logged_steps(const std::string& folder) {
   std::vector<int64_t> steps;
   for (const auto& file : files_of(folder)) {
-    const std::string bytes = read(file);
+    const std::string bytes = test::read_text(file);
     size_t offset = 0;
     while (const auto event = trainkit::detail::next_record(bytes, offset)) {
       if (const int64_t step = trainkit::detail::event_step(*event).value(); step > 0) steps.push_back(step);
@@ -100,7 +95,7 @@ TEST_CASE("The file is created with the first record, and its name sorts last", 
 TEST_CASE("After a rewind every step occurs once, wherever the last file was cut", "[logging][tensorboard]") {
   test::TempDir first;
   log_steps(*TensorBoardLogger::open(first.path()).value(), 1, 4);
-  const std::string whole = read(files_of(first.path()).at(0));
+  const std::string whole = test::read_text(files_of(first.path()).at(0));
   for (size_t size = 0; size <= whole.size(); ++size) {
     test::TempDir dir;
     std::ofstream(dir / "events.out.tfevents.1000000000.h.1.trainkit") << whole.substr(0, size);
@@ -184,7 +179,7 @@ TEST_CASE("A run changes its own event files alone, in a folder that other runs 
   const auto others = [&](const std::string& run) {
     std::string contents;
     for (const auto& file : files_of(dir.path())) {
-      if (file.string().find("run-" + run) == std::string::npos) contents += file.string() + read(file);
+      if (file.string().find("run-" + run) == std::string::npos) contents += file.string() + test::read_text(file);
     }
     return contents;
   };

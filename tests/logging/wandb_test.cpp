@@ -4,6 +4,7 @@
 #include <sstream>
 #include <thread>
 
+#include "read_text.h"
 #include "test_util.h"
 #include "trainkit/logging/sinks.h"
 
@@ -22,12 +23,6 @@ std::string script(const test::TempDir& dir, const std::string& body) {
 
 /// The rest of the body reads lines from standard input and answers on it, as the real client does.
 constexpr char kReady[] = "echo '{\"ready\": true}' >&0\n";
-
-std::string read(const std::string& path) {
-  std::ostringstream bytes;
-  bytes << std::ifstream(path).rdbuf();
-  return bytes.str();
-}
 
 absl::Status wait_for_failure(WandbLogger& logger) {
   for (const auto deadline = std::chrono::steady_clock::now() + 60s; std::chrono::steady_clock::now() < deadline;) {
@@ -72,7 +67,7 @@ TEST_CASE("The client gets the options, then each record and text as a line, the
   logger->log_text({.step = 3, .tag = "sample\n", .text = "a \"b\""});
   CHECK(logger->close().ok());
   logger->log({.step = 4});  // ignored
-  const std::string got = read(dir / "got");
+  const std::string got = test::read_text(dir / "got");
   CHECK(got.find(R"("config":{"lr":"0.001","url":"http://***@h","wandb_api_key":"***"})") != std::string::npos);
   CHECK(got.find(R"("mode":"offline","name":"n","project":"p","resume":"allow"})") != std::string::npos);
   CHECK(
@@ -117,7 +112,7 @@ TEST_CASE("A client that ends after the logger leaves no zombie", "[logging][wan
   const std::string body = std::string(kReady) + "echo $$ > " + (dir / "pid") + "\nread -r line\nread -r line\n" +
                            "echo '{\"done\": true}' >&0\nsleep 0.2";
   CHECK(WandbLogger::create({.dir = dir.path(), .python = script(dir, body)}).value()->close().ok());
-  const pid_t client = std::stoi(read(dir / "pid"));
+  const pid_t client = std::stoi(test::read_text(dir / "pid"));
   const auto deadline = std::chrono::steady_clock::now() + 60s;
   while (::kill(client, 0) == 0 && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(1ms);
   CHECK(::kill(client, 0) != 0);  // a zombie still has its number
@@ -139,7 +134,7 @@ TEST_CASE("A resumed run keeps its id and a new one gets another", "[logging][wa
         "read -r line; printf '%s' \"$line\" > " + (dir / "got") + "\n" + kReady + "echo '{\"done\": true}' >&0";
     CHECK(
         WandbLogger::create({.dir = dir.path(), .resume = resume, .python = script(dir, body)}).value()->close().ok());
-    const std::string got = read(dir / "got");
+    const std::string got = test::read_text(dir / "got");
     return got.substr(got.find("\"id\":\"") + 6, 8);
   };
   const std::string first = id_of(true), resumed = id_of(true), fresh = id_of(false);

@@ -5,7 +5,7 @@
 #include <string>
 #include <thread>
 
-#include "../data/test_datasets.h"
+#include "data/test_datasets.h"
 #include "trainkit/monitor/monitor.h"
 
 namespace trainkit::test {

@@ -21,13 +21,13 @@ std::vector<int64_t> read(const Dataset& dataset, const std::vector<int64_t>& in
   return rows;
 }
 
-std::shared_ptr<const Dataset> numbers(int64_t begin, int64_t end) {
+std::shared_ptr<const Dataset> numbers_from(int64_t begin, int64_t end) {
   return std::make_shared<TensorDataset>(TensorDataset({{"y", torch::arange(begin, end)}}));
 }
 
 TEST_CASE("MapDataset changes rows in place and to other fields", "[data][adapters]") {
   const auto doubled = std::make_shared<MapDataset>(
-      numbers(0, 100), [](const RowKey&, const BatchView& row) { *row.row<int64_t>(0, 0) *= 2; });
+      numbers_from(0, 100), [](const RowKey&, const BatchView& row) { *row.row<int64_t>(0, 0) *= 2; });
   CHECK(read(*doubled, {3, 1, 99}) == std::vector<int64_t>{6, 2, 198});
   const MapDataset made(doubled, {{"sum", at::kLong, {}}},
                         [](const RowKey& key, const BatchView& in, const BatchView& out) {
@@ -39,15 +39,15 @@ TEST_CASE("MapDataset changes rows in place and to other fields", "[data][adapte
 }
 
 TEST_CASE("MapDataset refuses an empty function and a field name that occurs twice", "[data][adapters]") {
-  CHECK_THROWS_AS(MapDataset(numbers(0, 3), MapDataset::InPlace()), c10::ValueError);
-  CHECK_THROWS_AS(MapDataset(numbers(0, 3), {{"x"}}, MapDataset::Function()), c10::ValueError);
+  CHECK_THROWS_AS(MapDataset(numbers_from(0, 3), MapDataset::InPlace()), c10::ValueError);
+  CHECK_THROWS_AS(MapDataset(numbers_from(0, 3), {{"x"}}, MapDataset::Function()), c10::ValueError);
   const auto nothing = [](const RowKey&, const BatchView&, const BatchView&) {};
-  CHECK_THROWS_WITH(MapDataset(numbers(0, 3), {{"x"}, {"y"}, {"x"}}, nothing), Contains("duplicate field name x"));
+  CHECK_THROWS_WITH(MapDataset(numbers_from(0, 3), {{"x"}, {"y"}, {"x"}}, nothing), Contains("duplicate field name x"));
 }
 
 TEST_CASE("MapDataset augments a row the same way for any number of workers, and differently in each epoch",
           "[data][adapters]") {
-  auto noisy = std::make_shared<MapDataset>(numbers(0, 64), [](const RowKey& key, const BatchView& row) {
+  auto noisy = std::make_shared<MapDataset>(numbers_from(0, 64), [](const RowKey& key, const BatchView& row) {
     *row.row<int64_t>(0, 0) += static_cast<int64_t>(key.random().below(1000)) * 1000;
   });
   std::vector<int64_t> expected;
@@ -89,7 +89,8 @@ TEST_CASE("A row that adapters show several times is augmented differently each 
   const auto rows = number_rows(6);
   const std::vector<int64_t> plain = numbers_of(rows);
   const auto same = std::make_shared<MapDataset>(rows, [](const RowKey&, const BatchView&) {});
-  const auto stacked = std::make_shared<StackDataset>(std::vector<std::shared_ptr<const Dataset>>{rows, numbers(0, 6)});
+  const auto stacked =
+      std::make_shared<StackDataset>(std::vector<std::shared_ptr<const Dataset>>{rows, numbers_from(0, 6)});
   const auto twice = concat(rows, rows), pair = subset(rows, {2, 4, 2});
   const std::vector<std::pair<std::string, std::shared_ptr<const Dataset>>> all = {
       {"repeated indices", subset(rows, {5, 1, 5, 5, 1})},
@@ -148,22 +149,22 @@ TEST_CASE("The digest in a checkpoint does not depend on how often rows occur", 
 }
 
 TEST_CASE("Subset refuses rows out of range", "[data][adapters]") {
-  CHECK(read(Subset(numbers(0, 10), {7, 7, 2}), {2, 0, 1}) == std::vector<int64_t>{2, 7, 7});
-  CHECK_THROWS_WITH(Subset(numbers(0, 10), {3, 10}), Contains("index 10 is out of range for 10 rows"));
-  CHECK_THROWS_AS(Subset(numbers(0, 10), {-1}), c10::IndexError);
+  CHECK(read(Subset(numbers_from(0, 10), {7, 7, 2}), {2, 0, 1}) == std::vector<int64_t>{2, 7, 7});
+  CHECK_THROWS_WITH(Subset(numbers_from(0, 10), {3, 10}), Contains("index 10 is out of range for 10 rows"));
+  CHECK_THROWS_AS(Subset(numbers_from(0, 10), {-1}), c10::IndexError);
   CHECK_THROWS_AS(Subset(nullptr, {}), c10::ValueError);
   CHECK(Subset(hooked(9, [](const RowKey&) {}), {8}).describe(0) == "file8.jpg");
 }
 
 TEST_CASE("ConcatDataset concatenates datasets", "[data][adapters]") {
-  const ConcatDataset all({numbers(0, 3), numbers(0, 0), numbers(100, 104)});
+  const ConcatDataset all({numbers_from(0, 3), numbers_from(0, 0), numbers_from(100, 104)});
   CHECK(all.size() == 7);
   CHECK(read(all, {6, 0, 1, 3, 2, 5}) == std::vector<int64_t>{103, 0, 1, 100, 2, 102});
   CHECK(ConcatDataset({hooked(2, [](const RowKey&) {}), hooked(9, [](const RowKey&) {})}).describe(4) == "file2.jpg");
   CHECK_THROWS_AS(ConcatDataset({}), c10::ValueError);
-  CHECK_THROWS_AS(ConcatDataset({numbers(0, 1), nullptr}), c10::ValueError);
+  CHECK_THROWS_AS(ConcatDataset({numbers_from(0, 1), nullptr}), c10::ValueError);
   auto other = std::make_shared<TensorDataset>(TensorDataset({{"z", torch::arange(3)}}));
-  CHECK_THROWS_WITH(ConcatDataset({numbers(0, 1), other}), Contains("the fields of dataset 1 differ"));
+  CHECK_THROWS_WITH(ConcatDataset({numbers_from(0, 1), other}), Contains("the fields of dataset 1 differ"));
 }
 
 TEST_CASE("StackDataset joins the fields of each row, with the same random numbers", "[data][adapters]") {
@@ -196,7 +197,7 @@ TEST_CASE("StackDataset joins the fields of each row, with the same random numbe
   using List = std::vector<std::shared_ptr<const Dataset>>;
   CHECK_THROWS_AS(StackDataset(List{}), c10::ValueError);
   CHECK_THROWS_AS(StackDataset(List{images, nullptr}), c10::ValueError);
-  CHECK_THROWS_WITH(StackDataset(List{images, numbers(0, 9)}), Contains("dataset 1 has 9 rows, dataset 0 has 10"));
+  CHECK_THROWS_WITH(StackDataset(List{images, numbers_from(0, 9)}), Contains("dataset 1 has 9 rows, dataset 0 has 10"));
   CHECK_THROWS_WITH(StackDataset(List{images, images}), Contains("two datasets have a field 'image'"));
 }
 
@@ -230,7 +231,7 @@ TEST_CASE("CachedDataset stays within its memory limit", "[data][adapters]") {
 }
 
 TEST_CASE("CachedDataset keeps no row with a memory limit of 0", "[data][adapters]") {
-  const CachedDataset cached(numbers(0, 3), {.max_bytes = 0});
+  const CachedDataset cached(numbers_from(0, 3), {.max_bytes = 0});
   for (int again = 0; again < 2; ++again) CHECK(read(cached, {2, 0}) == std::vector<int64_t>{2, 0});
   CHECK(cached.cached_rows() == 0);
 }

@@ -1,4 +1,4 @@
-#include "../distributed/rank_threads.h"
+#include "distributed/rank_threads.h"
 #include "test_util.h"
 #include "train/checkpoint/generators.h"
 #include "trainkit/core/status.h"

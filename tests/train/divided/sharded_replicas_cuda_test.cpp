@@ -1,5 +1,5 @@
 // DataParallel on several GPUs that divide gradients and optimizer state among them, on simulated devices.
-#include "../cuda_sim/cuda_sim_control.h"
+#include "cuda_sim/cuda_sim_control.h"
 #include "test_util.h"
 #include "train/divided/sharded_replicas.h"
 #include "trainkit/distributed/device_replicator.h"

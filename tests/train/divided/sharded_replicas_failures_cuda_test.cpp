@@ -2,7 +2,7 @@
 #include <atomic>
 #include <stdexcept>
 
-#include "../cuda_sim/cuda_sim_control.h"
+#include "cuda_sim/cuda_sim_control.h"
 #include "test_util.h"
 #include "train/divided/sharded_replicas.h"
 #include "trainkit/distributed/device_replicator.h"

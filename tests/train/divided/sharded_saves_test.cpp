@@ -1,7 +1,7 @@
 // Checkpoints of ranks that divide the training state: each rank writes its parts, and the files are those of one rank.
 #include <torch/torch.h>
 
-#include "../distributed/rank_threads.h"
+#include "distributed/rank_threads.h"
 #include "test_util.h"
 #include "train/loop_util.h"
 #include "trainkit/core/status.h"

@@ -1,5 +1,5 @@
 // Ranks that divide gradients and optimizer state among them; see parameter_shards.h.
-#include "../distributed/rank_threads.h"
+#include "distributed/rank_threads.h"
 #include "test_util.h"
 #include "train/divided/sharded_state.h"
 #include "train/sharded_net.h"

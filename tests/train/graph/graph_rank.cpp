@@ -7,7 +7,7 @@
 
 #include <iostream>
 
-#include "../cuda_sim/cuda_sim_control.h"
+#include "cuda_sim/cuda_sim_control.h"
 #include "train/batch_norm_net.h"
 #include "train/train_rank.h"
 #include "trainkit/core/error.h"

@@ -1,6 +1,6 @@
 // Ranks whose steps are CUDA graphs with their collectives, on simulated devices and NCCL.
-#include "../cuda_sim/cuda_sim_control.h"
-#include "../ranks.h"
+#include "cuda_sim/cuda_sim_control.h"
+#include "ranks.h"
 #include "test_util.h"
 #include "trainkit/io/safetensors.h"
 

@@ -1,5 +1,5 @@
 // DataParallel's step on two GPUs as one CUDA graph, on simulated devices.
-#include "../cuda_sim/cuda_sim_control.h"
+#include "cuda_sim/cuda_sim_control.h"
 #include "train/gpu_training.h"
 
 #ifdef TRAINKIT_WITH_CUDA

@@ -1,6 +1,6 @@
 // Loss of a rank while GPUs exchange gradients, on simulated devices and NCCL.
-#include "../cuda_sim/cuda_sim_control.h"
-#include "../ranks.h"
+#include "cuda_sim/cuda_sim_control.h"
+#include "ranks.h"
 #include "test_util.h"
 
 using namespace trainkit;

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "../distributed/rank_threads.h"
+#include "distributed/rank_threads.h"
 #include "test_util.h"
 #include "train/batch_norm_net.h"
 #include "train/trainer_run.h"

@@ -1,5 +1,5 @@
 // DataParallel on two GPUs: rows that are copied ahead to each of them, and gradients that are summed during backward.
-#include "../cuda_sim/cuda_sim_control.h"
+#include "cuda_sim/cuda_sim_control.h"
 #include "test_util.h"
 #include "train/loop_util.h"
 #include "trainkit/data/sampler.h"

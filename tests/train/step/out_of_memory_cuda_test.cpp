@@ -4,8 +4,8 @@
 
 #include <map>
 
-#include "../ranks.h"
 #include "cuda_sim/cuda_sim_control.h"
+#include "ranks.h"
 #include "train/gpu_training.h"
 #include "trainkit/core/status.h"
 

@@ -1,5 +1,5 @@
 // TrainStep when memory runs out during a step.
-#include "../ranks.h"
+#include "ranks.h"
 #include "test_util.h"
 #include "train/batch_norm_net.h"
 #include "train/budget_allocator.h"

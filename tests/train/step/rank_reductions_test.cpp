@@ -1,7 +1,7 @@
 // Reductions of ranks in uncommon orders: incomplete windows, unused parameters, retries, several replicators.
 #include <fmt/format.h>
 
-#include "../distributed/rank_threads.h"
+#include "distributed/rank_threads.h"
 #include "test_util.h"
 #include "train/sharded_net.h"
 #include "trainkit/core/status.h"

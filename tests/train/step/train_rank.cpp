@@ -10,7 +10,7 @@
 #include <iostream>
 #include <thread>
 
-#include "../cuda_sim/cuda_sim_control.h"
+#include "cuda_sim/cuda_sim_control.h"
 #include "train/budget_allocator.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"

@@ -1,6 +1,6 @@
 #include <fstream>
 
-#include "../ranks.h"
+#include "ranks.h"
 #include "test_util.h"
 #include "train/train_rank.h"
 #include "trainkit/io/safetensors.h"

@@ -25,7 +25,7 @@
 namespace trainkit {
 namespace {
 
-constexpr int64_t kLeastMultiplications = int64_t{1} << 20;  // below this, oneDNN's overhead exceeds its gain
+constexpr int64_t kLeastProducts = int64_t{1} << 20;  // below this, oneDNN's overhead exceeds its gain
 
 bool is_float_matrix(const at::Tensor& x) {
   return x.dim() == 2 && x.scalar_type() == at::kFloat && x.layout() == at::kStrided && x.device().is_cpu();
@@ -33,7 +33,7 @@ bool is_float_matrix(const at::Tensor& x) {
 
 bool supports(const at::Tensor& a, const at::Tensor& b) {
   return is_float_matrix(a) && is_float_matrix(b) && a.size(1) == b.size(0) &&
-         a.size(0) * a.size(1) * b.size(1) >= kLeastMultiplications && at::globalContext().userEnabledMkldnn();
+         a.size(0) * a.size(1) * b.size(1) >= kLeastProducts && at::globalContext().userEnabledMkldnn();
 }
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
@@ -157,7 +157,7 @@ bool is_accurate() {
   return error_of(product(a, b), exact) <= 2 * error_of(at::cpu::mm(a, b), exact);
 }
 
-bool is_wanted() {
+bool fast_products_wanted() {
   if (const char* set = std::getenv("TRAINKIT_ONEDNN_MATMUL")) return std::string_view(set) != "0";
 #if defined(__x86_64__)
   return !__builtin_cpu_is("intel");
@@ -186,7 +186,7 @@ bool is_bfloat16_slow() {
 
 /// Returns whether float32 products use oneDNN.
 bool replace_kernels() {
-  const bool uses_onednn = is_wanted() && at::globalContext().userEnabledMkldnn() && is_usable();
+  const bool uses_onednn = fast_products_wanted() && at::globalContext().userEnabledMkldnn() && is_usable();
   if (!uses_onednn && !is_bfloat16_slow()) return false;
   Silence silence;
   const c10::WarningUtils::WarningHandlerGuard guard(&silence);

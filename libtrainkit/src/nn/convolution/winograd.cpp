@@ -64,7 +64,8 @@ struct Square {
 };
 
 template <int N, int W>
-TRAINKIT_INLINE void load(const Square& square, const float* image, int64_t at, typename Vector<W>::Type (&out)[N][N]) {
+TRAINKIT_INLINE void load_square(const Square& square, const float* image, int64_t at,
+                                 typename Vector<W>::Type (&out)[N][N]) {
   for (int i = 0; i < N; ++i) {
     for (int j = 0; j < N; ++j) {
       using Unaligned = const typename Vector<W>::Unaligned;
@@ -100,7 +101,7 @@ struct Winograd {
   TRAINKIT_INLINE static void transform_input_part(const Square& square, const float* image, int64_t at, float* places,
                                                    int64_t stride) {
     typename Vector<W>::Type in[T][T], out[T][T];
-    load<T, W>(square, image, at, in);
+    load_square<T, W>(square, image, at, in);
     transform<false>(Matrices::kBt, in, out);
     scatter<T, W>(out, stride, places + at);
   }
@@ -137,7 +138,7 @@ struct Winograd {
                                                       int64_t stride) {
     for (int64_t at = 0; at < square.depth; at += 8) {
       Vector<8>::Type in[M][M], out[T][T];
-      load<M, 8>(square, image, at, in);
+      load_square<M, 8>(square, image, at, in);
       transform<true>(Matrices::kAt, in, out);
       scatter<T, 8>(out, stride, places + at);
     }
