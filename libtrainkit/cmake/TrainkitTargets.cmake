@@ -140,6 +140,15 @@ function(trainkit_late_cuda TARGET)
   endif()
 endfunction()
 
+# trainkit_end_fast(TARGET): lets a program end without LibTorch's destructors (apps/fast_end.cpp).
+if(NOT TRAINKIT_SANITIZE)  # sanitizers report leaks at the end
+  add_library(trainkit_fast_end OBJECT EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/apps/fast_end.cpp)
+  target_link_libraries(trainkit_fast_end PRIVATE trainkit_flags)
+endif()
+function(trainkit_end_fast TARGET)
+  target_link_libraries(${TARGET} PRIVATE $<TARGET_NAME_IF_EXISTS:trainkit_fast_end>)
+endfunction()
+
 # trainkit_executable(NAME [LIGHT] SOURCES ... LIBRARIES ...): adds a program in build/bin. LIGHT uses
 # trainkit_light_flags.
 function(trainkit_executable NAME)
@@ -148,6 +157,7 @@ function(trainkit_executable NAME)
   target_link_libraries(${NAME} PRIVATE ${ARG_LIBRARIES} $<IF:$<BOOL:${ARG_LIGHT}>,trainkit_light_flags,trainkit_flags>)
   trainkit_compile_fast(${NAME})
   trainkit_late_cuda(${NAME})
+  trainkit_end_fast(${NAME})
 endfunction()
 
 set(TRAINKIT_TEST_TIMEOUT 600)
@@ -165,6 +175,7 @@ function(trainkit_tests MODULE)
   target_link_libraries(test_${MODULE} PRIVATE trainkit_test_main ${ARG_LIBRARIES} trainkit_light_flags)
   trainkit_compile_fast(test_${MODULE} PCH trainkit_test_pch FILES_EACH 8)
   trainkit_late_cuda(test_${MODULE})
+  trainkit_end_fast(test_${MODULE})
   foreach(file ${ARG_FILES})
     get_filename_component(stem ${file} NAME_WE)
     string(REGEX REPLACE "_test$" "" header ${stem})

@@ -1,8 +1,7 @@
-// Device memory. Each device's memory is a memory file, mapped once without permissions (the addresses that programs
-// see) and once for the simulation itself (backing()). New memory is filled with 0xff, which is NaN.
-#include <fcntl.h>
+// Device memory. A device's addresses, which programs see, are reserved without permissions; the bytes behind them lie
+// in a mapping of the simulation itself (backing()), in huge pages where the system has them. New memory is filled with
+// 0xff, which is NaN; where kernels do not compute, it is 0 and takes no pages until it is written.
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -14,6 +13,9 @@ namespace cuda_sim {
 namespace {
 
 constexpr size_t kAlignment = 512;
+constexpr size_t kPage = 4096;
+constexpr size_t kHugePage = 2 << 20;
+constexpr size_t kLowHalf = size_t{1} << 32;
 constexpr int kMostDevices = 8;
 
 size_t rounded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
@@ -24,19 +26,25 @@ struct Space {
   char* bytes = nullptr;
   size_t size = 0;
   size_t used = 0;
-  int file = -1;
   std::map<uintptr_t, size_t> blocks;  // by address
   std::map<uintptr_t, size_t> gaps;    // free ranges between blocks
 
   explicit Space(size_t wanted) : size(wanted) {
     const size_t reserved = 2 * size;  // gaps between blocks must not exhaust the address range
-    file = memfd_create("cuda_sim", MFD_CLOEXEC);
-    if (file < 0 || ftruncate(file, static_cast<off_t>(reserved)) != 0) abort();
-    addresses = static_cast<char*>(mmap(nullptr, reserved, PROT_NONE, MAP_SHARED | MAP_NORESERVE, file, 0));
-    bytes = static_cast<char*>(mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0));
-    if (addresses == MAP_FAILED || bytes == MAP_FAILED) abort();
+    // The bytes are a multiple of 4 GiB behind the addresses. A kernel's argument may have a number beside padding that
+    // was part of an address, and both together look like an address. Its translation then leaves the number as it is.
+    const size_t distance = rounded(reserved, kLowHalf);
+    void* const start =
+        mmap(nullptr, distance + reserved + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (start == MAP_FAILED) abort();
+    addresses = reinterpret_cast<char*>(rounded(reinterpret_cast<uintptr_t>(start), kHugePage));
+    bytes = addresses + distance;
+    if (mprotect(bytes, reserved, PROT_READ | PROT_WRITE) != 0) abort();
+    madvise(bytes, reserved, MADV_HUGEPAGE);  // where it fails, pages are small
     gaps[reinterpret_cast<uintptr_t>(addresses)] = reserved;
   }
+
+  char* bytes_of(uintptr_t address) const { return bytes + (address - reinterpret_cast<uintptr_t>(addresses)); }
 
   bool holds(const void* p) const { return p >= addresses && p < addresses + 2 * size; }
 
@@ -51,11 +59,22 @@ struct Space {
       if (left > 0) gaps[at + taken] = left;
       blocks[at] = wanted;
       used += taken;
-      auto* p = reinterpret_cast<char*>(at);
-      memset(bytes + (p - addresses), computes() ? 0xff : 0, taken);
-      return p;
+      if (computes()) {
+        memset(bytes_of(at), 0xff, taken);
+      } else {
+        clear_edges(at, taken);
+      }
+      return reinterpret_cast<void*>(at);
     }
     return nullptr;
+  }
+
+  /// Free whole pages are 0; those that the range shares with others are not.
+  void clear_edges(uintptr_t at, size_t size) const {
+    const uintptr_t begin = std::min(rounded(at, kPage), at + size);
+    const uintptr_t end = std::max((at + size) / kPage * kPage, begin);
+    memset(bytes_of(at), 0, begin - at);
+    memset(bytes_of(end), 0, at + size - end);
   }
 
   /// Returns the size of the freed block; 0 if it is not an allocation.
@@ -66,10 +85,6 @@ struct Space {
     const uintptr_t at = block->first;
     blocks.erase(block);
     used -= taken;
-    // Whole pages are returned to the system.
-    const off_t begin = static_cast<off_t>(rounded(at - reinterpret_cast<uintptr_t>(addresses), 4096));
-    const off_t end = static_cast<off_t>((at - reinterpret_cast<uintptr_t>(addresses) + taken) / 4096 * 4096);
-    if (end > begin) fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, begin, end - begin);
     auto [gap, unused] = gaps.emplace(at, taken);
     if (auto next = std::next(gap); next != gaps.end() && gap->first + gap->second == next->first) {
       gap->second += next->second;
@@ -80,8 +95,13 @@ struct Space {
       if (before->first + before->second == gap->first) {
         before->second += gap->second;
         gaps.erase(gap);
+        gap = before;
       }
     }
+    // Whole pages go back to the system, those that the block shared with free neighbours too.
+    const uintptr_t begin = std::max(rounded(gap->first, kPage), at / kPage * kPage);
+    const uintptr_t end = std::min(gap->first + gap->second, rounded(at + taken, kPage)) / kPage * kPage;
+    if (end > begin) madvise(bytes_of(begin), end - begin, MADV_DONTNEED);
     return had;
   }
 };

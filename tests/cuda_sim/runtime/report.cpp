@@ -135,6 +135,8 @@ __attribute__((destructor)) void end() {
   _exit(86);
 }
 
+[[maybe_unused]] const int registered = at_quick_exit(end);  // a program may end without destructors
+
 }  // namespace
 }  // namespace cuda_sim
 
