@@ -30,13 +30,11 @@ if(TRAINKIT_SANITIZE)
   endforeach()
 endif()
 
-# Flags of tests, fuzz replays and the programs of the documentation: short compile time instead of fast code.
+# Flags of tests, their programs and the programs of the documentation: short compile time instead of fast code. Targets
+# with these flags share the precompiled header of the tests.
 add_library(trainkit_light_flags INTERFACE)
 target_link_libraries(trainkit_light_flags INTERFACE trainkit_flags)
-target_compile_options(trainkit_light_flags INTERFACE $<$<CONFIG:Release>:-O1>)
-if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
-  target_compile_options(trainkit_light_flags INTERFACE -Wno-maybe-uninitialized)  # false warnings about std::optional with -O1
-endif()
+target_compile_options(trainkit_light_flags INTERFACE $<$<CONFIG:Release>:-O0>)
 
 # LibTorch's headers take most of the compile time. A precompiled header without our own headers (target trainkit_pch)
 # parses them once, and unity builds compile several sources of a target as one.
@@ -149,15 +147,20 @@ function(trainkit_end_fast TARGET)
   target_link_libraries(${TARGET} PRIVATE $<TARGET_NAME_IF_EXISTS:trainkit_fast_end>)
 endfunction()
 
-# trainkit_executable(NAME [LIGHT] SOURCES ... LIBRARIES ...): adds a program in build/bin. LIGHT uses
-# trainkit_light_flags.
+# trainkit_executable(NAME [LIGHT] [ENDS_AS_USUAL] SOURCES ... LIBRARIES ...): adds a program in build/bin. LIGHT uses
+# trainkit_light_flags; ENDS_AS_USUAL leaves out trainkit_end_fast.
 function(trainkit_executable NAME)
-  cmake_parse_arguments(ARG "LIGHT" "" "SOURCES;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(ARG "LIGHT;ENDS_AS_USUAL" "" "SOURCES;LIBRARIES" ${ARGN})
   add_executable(${NAME} ${ARG_SOURCES})
-  target_link_libraries(${NAME} PRIVATE ${ARG_LIBRARIES} $<IF:$<BOOL:${ARG_LIGHT}>,trainkit_light_flags,trainkit_flags>)
-  trainkit_compile_fast(${NAME})
+  if(ARG_LIGHT)
+    target_link_libraries(${NAME} PRIVATE ${ARG_LIBRARIES} trainkit_light_flags)
+    trainkit_compile_fast(${NAME} PCH trainkit_test_pch)
+  else()
+    target_link_libraries(${NAME} PRIVATE ${ARG_LIBRARIES} trainkit_flags)
+    trainkit_compile_fast(${NAME})
+  endif()
   trainkit_late_cuda(${NAME})
-  if(NOT ARG_LIGHT)  # fuzz targets show what libraries report at the end
+  if(NOT ARG_ENDS_AS_USUAL)
     trainkit_end_fast(${NAME})
   endif()
 endfunction()
@@ -198,7 +201,7 @@ function(trainkit_benchmarks MODULE)
                       LIBRARIES benchmark::benchmark_main ${ARG_LIBRARIES} $<TARGET_NAME_IF_EXISTS:trainkit_allocator>)
   target_include_directories(bench_${MODULE} PRIVATE ${PROJECT_SOURCE_DIR}/bench
                                                      ${PROJECT_SOURCE_DIR}/libtrainkit/src)  # headers that are not public
-  set_target_properties(bench_${MODULE} PROPERTIES EXCLUDE_FROM_ALL ON UNITY_BUILD OFF)
+  set_target_properties(bench_${MODULE} PROPERTIES EXCLUDE_FROM_ALL ON)
   if(NOT TARGET benchmarks)
     add_custom_target(benchmarks)
   endif()

@@ -3,8 +3,8 @@
 
     tests/lint/check.py [--root DIR] [--build DIR] [--print] [CHECK ...]
 
-Each check is a function that yields problems, one line each: "file:line: problem". The quick ones are tests of every
-build (lint.<check>); those that need --build (a built tree) run in `./dev lint`. `classes --print` shows the ten
+Each check is a function that yields problems, one line each: "file:line: problem". The quick ones are a test of every
+build (lint.checks); those that need --build (a built tree) run in `./dev lint`. `classes --print` shows the ten
 largest classes, `cycles --print` the cycles between folders. Exit status: 0 without problems, else 1.
 """
 

@@ -31,8 +31,9 @@ struct Space {
 
   explicit Space(size_t wanted) : size(wanted) {
     const size_t reserved = 2 * size;  // gaps between blocks must not exhaust the address range
-    // The bytes are a multiple of 4 GiB behind the addresses. A kernel's argument may have a number beside padding that
-    // was part of an address, and both together look like an address. Its translation then leaves the number as it is.
+    // The bytes are a multiple of 4 GiB behind the addresses. A kernel's argument may have a number next to padding
+    // that was part of an address, and both together look like an address. Its translation then leaves the number as it
+    // is.
     const size_t distance = rounded(reserved, kLowHalf);
     void* const start =
         mmap(nullptr, distance + reserved + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
