@@ -1,7 +1,7 @@
 // trainkit-emotion on several devices: the same training as on one, resumed with the same bits, each clip scored once.
 #include <fstream>
 
-#include "apps/emotion_place.h"
+#include "apps/emotion/emotion_place.h"
 #include "ranks.h"
 
 using namespace trainkit;

@@ -1,7 +1,7 @@
 // trainkit-hsi on several devices: the same training as on one, resumed with the same bits, each pixel scored once.
 #include <nlohmann/json.hpp>
 
-#include "apps/hsi_place.h"
+#include "apps/hsi/hsi_place.h"
 #include "ranks.h"
 
 using namespace trainkit;

@@ -1,5 +1,5 @@
 // trainkit-transformer under the real torchrun and the real mpirun.
-#include "apps/text_place.h"
+#include "apps/transformer/text_place.h"
 #include "ranks.h"
 
 using namespace trainkit;

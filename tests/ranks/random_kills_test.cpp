@@ -2,7 +2,7 @@
 // last checkpoint.
 #include <random>
 
-#include "apps/text_place.h"
+#include "apps/transformer/text_place.h"
 #include "ranks.h"
 
 using namespace trainkit;

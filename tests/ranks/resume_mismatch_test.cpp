@@ -1,5 +1,5 @@
 // Ranks that would resume from different checkpoints.
-#include "apps/text_place.h"
+#include "apps/transformer/text_place.h"
 #include "ranks.h"
 
 using namespace trainkit;

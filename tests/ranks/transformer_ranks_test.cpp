@@ -2,7 +2,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "apps/text_place.h"
+#include "apps/transformer/text_place.h"
 #include "ranks.h"
 
 using namespace trainkit;

@@ -1,4 +1,4 @@
-"""RecBole's metrics for the scores that tests/apps/rec_ranking_test.cpp also generates; that test contains this output.
+"""RecBole's metrics for the scores that tests/apps/rec/rec_ranking_test.cpp also generates; that test contains this output.
 
     pip install recbole==1.2.1 && python tests/reference/recbole_metrics.py
 """

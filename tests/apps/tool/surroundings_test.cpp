@@ -1,0 +1,142 @@
+// Programs in unusual surroundings: environment variables, limits, closed streams.
+#include <cstdlib>
+
+#include "apps/program.h"
+#include "core/device/cuda_support.h"
+#include "sanitizers.h"
+#include "test_util.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+
+namespace {
+
+/// Runs the trainer with a tiny model after the shell command `setting`.
+struct Run {
+  explicit Run(const std::string& setting, const std::string& flags = "", const std::string& behind = "",
+               const std::string& model = "--hidden_dim 16 --n_layers 1") {
+    std::ofstream(dir / "text.txt") << std::string(20'000, 'a') << "bcdefgh";
+    const std::string out = " > " + (dir / "out") + " 2> " + (dir / "err");
+    const std::string command = setting + " " + TRAINKIT_BIN_DIR + "/trainkit-transformer --input " +
+                                (dir / "text.txt") + " --output_dir " + (dir / "run") + " " + model +
+                                " --n_heads 2 --block_size 16 --batch_size 4 "
+                                "--grad_accum_steps 1 --max_steps 3 --sample_tokens 5 " +
+                                flags + out + behind;
+    const int status = std::system(("bash -c '" + command + "'").c_str());
+    code = WIFEXITED(status) ? WEXITSTATUS(status) : 256;
+    output = read_text(dir / "out");
+    errors = read_text(dir / "err");
+  }
+  TempDir dir;
+  int code;
+  std::string output, errors;
+};
+
+}  // namespace
+
+TEST_CASE("A bad variable is reported by name at the start") {
+  const std::pair<const char*, const char*> cases[] = {
+      {"OMP_NUM_THREADS=abc", "error[env.value] OMP_NUM_THREADS: is not a number of threads (got 'abc'"},
+      {"OMP_NUM_THREADS=0", "error[env.value] OMP_NUM_THREADS: is not a number of threads (got '0'"},
+      {"OMP_NUM_THREADS=1000000", "error[env.value] OMP_NUM_THREADS: is not a number of threads (got '1000000'"},
+      {"TMPDIR=/no/such/folder", "error[env.value] TMPDIR: folder does not exist"},
+      {"TRAINKIT_BATCH_SIZE=4", "error[env.value] TRAINKIT_BATCH_SIZE: unknown variable"},
+      {"ulimit -n 32;", "error[env.limit] open files: the limit is too low (got '32'"},
+  };
+  for (const auto& [setting, text] : cases) {
+    const Run run(setting);
+    INFO(run.errors);
+    CHECK(run.code == 2);
+    CHECK_THAT(run.errors, Catch::Contains(text));
+  }
+}
+
+TEST_CASE("Locale, time zone and a missing home folder change nothing, and numbers have no decimal comma") {
+  const Run run("env -u HOME LC_ALL=de_DE.UTF-8 TZ=nowhere");
+  INFO(run.errors);
+  CHECK(run.code == 0);
+  CHECK_THAT(read_text(run.dir / "run/metrics.jsonl"), Catch::Contains("\"loss\":") && !Catch::Contains("\"loss\":2,"));
+}
+
+TEST_CASE("A requested GPU that is hidden is a usage error") {
+  for (const char* value : {"", "9", "0,0"}) {
+    const Run run(std::string("CUDA_VISIBLE_DEVICES=") + value, "--device cuda");
+    if (std::string(value) == "0,0" && run.code == 0) continue;  // a driver that accepts it
+    INFO(run.errors);
+    CHECK(run.code == 2);
+    CHECK_THAT(run.errors, Catch::Contains("--device: no"));
+    const CudaDiagnosis diagnosis = diagnose_cuda(probe_cuda());
+    if (diagnosis.state == CudaState::kNoDriver) CHECK_THAT(run.errors, Catch::Contains(diagnosis.remedy));
+  }
+}
+
+#if !defined(__SANITIZE_THREAD__)  // which writes its own file at the start
+TEST_CASE("A file above the size limit is a storage error") {
+  const Run run("ulimit -f 20;", "", "", "--hidden_dim 64 --n_layers 1");
+  INFO(run.errors);
+  CHECK(run.code == 6);
+  CHECK_THAT(run.errors, Catch::Contains("error[storage"));
+}
+#endif
+
+TEST_CASE("A model above the memory limit is out of memory") {
+  if (kSanitized) return;
+  const Run run("ulimit -v 12000000;", "", "", "--hidden_dim 40000 --n_layers 1");
+  INFO(run.errors);
+  CHECK(run.code == 7);
+}
+
+TEST_CASE("A step that needs more memory than the machine has is out of memory, not killed") {
+  const TempDir dir;
+  {
+    std::ofstream text(dir / "text.txt");
+    for (int i = 0; i < 2500; ++i) text << std::string(8'000, static_cast<char>('a' + i % 2));
+  }
+  // A million rows of 2 MiB.
+  const std::string command = std::string(TRAINKIT_BIN_DIR) + "/trainkit-transformer --device cpu --input " +
+                              (dir / "text.txt") + " --output_dir " + (dir / "run") +
+                              " --hidden_dim 256 --n_heads 2 --n_layers 8 --block_size 16 --batch_size 1000000 2> " +
+                              (dir / "err");
+  const int status = std::system(command.c_str());
+  INFO(read_text(dir / "err"));
+  CHECK(WEXITSTATUS(status) == 7);
+  CHECK_THAT(read_text(dir / "err"), Catch::Contains("error[memory.plan] batch_size: a step of 1000000 rows needs"));
+}
+
+TEST_CASE("A model that the machine has no memory for is out of memory, not killed") {
+  const Run run("", "--device cpu", "", "--hidden_dim 262144 --n_layers 2");
+  INFO(run.errors);
+  CHECK(run.code == 7);
+  CHECK_THAT(run.errors, Catch::Contains("not enough memory on this machine"));
+}
+
+TEST_CASE("Every program starts in a folder that was deleted, and a relative path is an error that says so") {
+  const TempDir dir;
+  const auto start = [&](const std::string& command) {
+    std::filesystem::create_directory(dir / "gone");
+    const std::string line = "cd " + (dir / "gone") + " && rmdir " + (dir / "gone") + " && " + TRAINKIT_BIN_DIR + "/" +
+                             command + " > " + (dir / "out") + " 2> " + (dir / "err");
+    const int status = std::system(("bash -c '" + line + "'").c_str());
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 256;
+  };
+  for (const char* program :
+       {"trainkit", "trainkit-transformer", "trainkit-hsi", "trainkit-emotion", "trainkit-gpt2rec"}) {
+    INFO(program << read_text(dir / "err"));
+    CHECK(start(std::string(program) + " --help") == 0);
+    CHECK(start(std::string(program) + " --version") == 0);
+  }
+  const std::string flags = " --hidden_dim 16 --n_layers 1 --block_size 16 --max_steps 1 --sample_tokens 2";
+  std::ofstream(dir / "text.txt") << std::string(20'000, 'a') << "bcdefgh";
+  CHECK(start("trainkit-transformer --input text.txt" + flags) != 0);
+  CHECK(start("trainkit-transformer --data_dir data" + flags) == 2);
+  CHECK_THAT(read_text(dir / "err"), Catch::Contains("--data_dir: a relative path") &&
+                                         Catch::Contains("hint: the working folder has been deleted"));
+  CHECK(start("trainkit-transformer --input " + (dir / "text.txt") + flags) == 6);  // to runs/transformer
+  CHECK_THAT(read_text(dir / "err"),
+             Catch::Contains("runs/transformer") && Catch::Contains("hint: the working folder has been deleted"));
+  CHECK(start("trainkit-transformer --input " + (dir / "text.txt") + " --output_dir " + (dir / "run") + flags) == 0);
+  INFO(read_text(dir / "err"));
+  CHECK(std::filesystem::exists(dir / "run/summary.json"));
+}
+
+TEST_CASE("A closed stdout does not end a run") { CHECK(Run("", "", " >&-").code == 0); }
