@@ -16,7 +16,7 @@
 #include "trainkit/data/sampler.h"
 
 namespace trainkit {
-namespace {
+namespace disk_cache {
 
 constexpr int kWorkers = 2;
 constexpr int64_t kRows = 2048, kPicture = 224 * 224 * 3, kBatch = 64, kSlots = 2 * kWorkers;
@@ -84,5 +84,5 @@ void BM_DecodedCache(benchmark::State& state) {
 }
 BENCHMARK(BM_DecodedCache)->UseManualTime()->Iterations(5);
 
-}  // namespace
+}  // namespace disk_cache
 }  // namespace trainkit

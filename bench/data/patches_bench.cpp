@@ -19,7 +19,7 @@
 #include "trainkit/imagery/patches.h"
 
 namespace trainkit {
-namespace {
+namespace patches {
 
 using bench::Contestant;
 
@@ -149,5 +149,5 @@ void BM_PatchLoader(benchmark::State& state) {
 }
 BENCHMARK(BM_PatchLoader)->UseManualTime()->Iterations(8);
 
-}  // namespace
+}  // namespace patches
 }  // namespace trainkit

@@ -17,7 +17,7 @@
 #include "trainkit/data/tensor_dataset.h"
 
 namespace trainkit {
-namespace {
+namespace prefetcher {
 
 using bench::Contestant;
 
@@ -314,5 +314,5 @@ void BM_TwoWorkersMemory(benchmark::State& state) {
 }
 BENCHMARK(BM_TwoWorkersMemory)->Iterations(3);
 
-}  // namespace
+}  // namespace prefetcher
 }  // namespace trainkit
