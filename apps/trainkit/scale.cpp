@@ -133,7 +133,7 @@ absl::StatusOr<Link> read_link(const ConfigParser& parser, const std::string& fl
   return parser.invalid(flag, error.problem, error.expected, error.hint);
 }
 
-absl::StatusOr<StepProfile> read_step(const ConfigParser& parser, ScaleFlags& flags) {
+absl::StatusOr<StepCost> read_step(const ConfigParser& parser, ScaleFlags& flags) {
   if (!flags.run.empty()) {
     TRAINKIT_ASSIGN_OR_RETURN(const MeasuredStep measured, read_measured_step(flags.run));
     if (flags.step_seconds == 0) flags.step_seconds = measured.seconds;
@@ -151,7 +151,7 @@ absl::StatusOr<StepProfile> read_step(const ConfigParser& parser, ScaleFlags& fl
     return parser.invalid("bucket_mb", "divides the gradients into more than 1000000 buckets",
                           fmt::format("at least {:g}", flags.gradient_mb / kMostBuckets));
   }
-  return make_step_profile(flags.step_seconds, std::llround(flags.gradient_mb * 1e6),
+  return make_step_cost(flags.step_seconds, std::llround(flags.gradient_mb * 1e6),
                            {.bucket_bytes = std::llround(flags.bucket_mb * 1e6),
                             .update_share = flags.update_share,
                             .micro_steps = flags.grad_accum_steps});
@@ -199,7 +199,7 @@ absl::StatusOr<std::vector<std::pair<int64_t, double>>> read_measured(const Conf
   return measured;
 }
 
-std::vector<Row> predict(const StepProfile& step, const Cluster& whole, const ScalingOptions& options,
+std::vector<Row> predict(const StepCost& step, const Cluster& whole, const ScalingOptions& options,
                          const std::vector<std::pair<int64_t, double>>& measured) {
   std::vector<Row> rows;
   const auto add = [&](int64_t devices, int64_t nodes) {
@@ -219,7 +219,7 @@ std::vector<Row> predict(const StepProfile& step, const Cluster& whole, const Sc
   return rows;
 }
 
-std::string table(const StepProfile& step, const std::vector<Row>& rows) {
+std::string table(const StepCost& step, const std::vector<Row>& rows) {
   const bool measured = std::any_of(rows.begin(), rows.end(), [](const Row& row) { return row.measured_seconds > 0; });
   std::string out = fmt::format("{:>8} {:>6} {:>12} {:>14} {:>14} {:>9} {:>11}", "devices", "nodes", "step (ms)",
                                 "communication", "not hidden", "speed-up", "efficiency");
@@ -239,7 +239,7 @@ std::string table(const StepProfile& step, const std::vector<Row>& rows) {
                            step.bucket_bytes.size());
 }
 
-std::string json(const StepProfile& step, const Cluster& cluster, const std::vector<Row>& rows) {
+std::string json(const StepCost& step, const Cluster& cluster, const std::vector<Row>& rows) {
   const auto link = [](const Link& l) {
     return nlohmann::ordered_json{{"latency_seconds", l.latency_seconds}, {"bytes_per_second", l.bytes_per_second}};
   };
@@ -274,7 +274,7 @@ constexpr char kPlotBegin[] =
     "\n";
 
 /// Draws the speed-up and, below it, the efficiency: the speed-up divided by the number of devices.
-absl::Status write_plot(const std::string& path, const StepProfile& step, bool batch_grows,
+absl::Status write_plot(const std::string& path, const StepCost& step, bool batch_grows,
                         const std::vector<Row>& rows) {
   std::vector<LogRecord> records;
   const auto add = [&](const char* line, int64_t devices, double speedup) {
@@ -321,7 +321,7 @@ absl::StatusOr<int> scale_command(const Arguments& arguments) {
   TRAINKIT_RETURN_IF_ERROR(parser.check_used({}));
   TRAINKIT_RETURN_IF_ERROR(
       trainkit::detail::check_replaced("--plot", flags.plot, {kPlotBegin}, "a plot of this command"));
-  TRAINKIT_ASSIGN_OR_RETURN(const StepProfile step, read_step(parser, flags));
+  TRAINKIT_ASSIGN_OR_RETURN(const StepCost step, read_step(parser, flags));
   TRAINKIT_ASSIGN_OR_RETURN(const Cluster cluster, read_cluster(parser, flags));
   TRAINKIT_ASSIGN_OR_RETURN(const auto measured, read_measured(parser, flags));
   const ScalingOptions options{.batch_grows = flags.batch == "grows",

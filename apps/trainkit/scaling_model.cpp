@@ -118,7 +118,7 @@ double reduce_scatter_seconds(int64_t bytes, const Cluster& cluster) {
   return all_reduce_seconds(bytes, ring) / 2;
 }
 
-StepProfile make_step_profile(double step_seconds, int64_t gradient_bytes, const StepProfileOptions& options) {
+StepCost make_step_cost(double step_seconds, int64_t gradient_bytes, const StepCostOptions& options) {
   TORCH_CHECK_VALUE(step_seconds > 0 && gradient_bytes >= 0, "a step needs seconds > 0 and gradient bytes >= 0, got ",
                     step_seconds, " and ", gradient_bytes);
   TORCH_CHECK_VALUE(options.bucket_bytes > 0 && options.micro_steps > 0,
@@ -128,7 +128,7 @@ StepProfile make_step_profile(double step_seconds, int64_t gradient_bytes, const
                     options.update_share);
   const double compute = step_seconds * (1 - options.update_share);
   const double last_backward = compute * 2 / 3 / static_cast<double>(options.micro_steps);
-  StepProfile step{.forward_seconds = compute - last_backward,
+  StepCost step{.forward_seconds = compute - last_backward,
                    .backward_seconds = last_backward,
                    .update_seconds = step_seconds * options.update_share,
                    .bucket_bytes = {}};
@@ -141,7 +141,7 @@ StepProfile make_step_profile(double step_seconds, int64_t gradient_bytes, const
   return step;
 }
 
-ScalingPrediction predict_scaling(const StepProfile& step, const Cluster& cluster, const ScalingOptions& options) {
+ScalingPrediction predict_scaling(const StepCost& step, const Cluster& cluster, const ScalingOptions& options) {
   TORCH_CHECK_VALUE(options.interference >= 0 && options.interference <= 1, "interference must be in [0, 1], got ",
                     options.interference);
   TORCH_CHECK_VALUE(options.contention >= 0, "contention must be >= 0, got ", options.contention);

@@ -56,7 +56,7 @@ double all_reduce_seconds(int64_t bytes, const Cluster& cluster);
 double reduce_scatter_seconds(int64_t bytes, const Cluster& cluster);
 
 /// Describes one optimizer step on one device.
-struct StepProfile {
+struct StepCost {
   /// Seconds before the last backward.
   double forward_seconds = 0;
   /// Seconds of the last backward, during which the buckets are reduced.
@@ -69,7 +69,7 @@ struct StepProfile {
   double seconds() const { return forward_seconds + backward_seconds + update_seconds; }
 };
 
-struct StepProfileOptions {
+struct StepCostOptions {
   /// Largest bucket; the first holds 1 MiB. Source: torch.nn.parallel.DistributedDataParallel (PyTorch 2.11),
   /// bucket_cap_mb = 25.
   int64_t bucket_bytes = 25 << 20;
@@ -81,7 +81,7 @@ struct StepProfileOptions {
 
 /// Splits the measured time of a whole step. `update_share` goes to the update, and two thirds of the rest to backward:
 /// it computes two matrix products (gradients of input and weights) where forward computes one.
-StepProfile make_step_profile(double step_seconds, int64_t gradient_bytes, const StepProfileOptions& options = {});
+StepCost make_step_cost(double step_seconds, int64_t gradient_bytes, const StepCostOptions& options = {});
 
 struct ScalingOptions {
   /// Keep the batch per device, so that the global batch grows (weak scaling). false divides the global batch among the
@@ -119,7 +119,7 @@ struct ScalingPrediction {
 
 /// Predicts the step on `cluster`. Buckets are reduced one after another, each once backward has completed it (its
 /// share of backward is its share of the bytes). The optimizer waits for the last bucket.
-ScalingPrediction predict_scaling(const StepProfile& step, const Cluster& cluster, const ScalingOptions& options = {});
+ScalingPrediction predict_scaling(const StepCost& step, const Cluster& cluster, const ScalingOptions& options = {});
 
 /// Fits latency and bandwidth to two measured ring all-reduces over `devices`: a small one for the latency, a large one
 /// for the bandwidth. kInvalidArgument if the large one was not slower.

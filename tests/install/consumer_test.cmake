@@ -33,7 +33,8 @@ foreach(file ${package})
 endforeach()
 
 file(RENAME ${first} ${prefix})
-set(arguments -DCMAKE_PREFIX_PATH=${prefix} -DTorch_DIR=${TORCH_CMAKE_DIR} -DCMAKE_BUILD_TYPE=Release)
+set(arguments -DCMAKE_PREFIX_PATH=${prefix} -DTorch_DIR=${TORCH_CMAKE_DIR} -DCMAKE_BUILD_TYPE=Release
+    -DCMAKE_CXX_FLAGS_RELEASE=-O0)  # short compile time; the library is optimized
 if(CUDA_COMPILER)
   list(APPEND arguments -DCMAKE_CUDA_COMPILER=${CUDA_COMPILER} -DCUDA_TOOLKIT_ROOT_DIR=${CUDA_ROOT})
 endif()

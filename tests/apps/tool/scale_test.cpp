@@ -42,7 +42,7 @@ TEST_CASE("scale's JSON has the model's prediction for 1, 2, 4, ... devices and 
   std::vector<int64_t> devices;
   for (const Json& line : json["predictions"]) devices.push_back(line["devices"]);
   CHECK(devices == std::vector<int64_t>{1, 2, 4, 6, 12, 24});
-  const StepProfile step = make_step_profile(0.1, 102'000'000, {.bucket_bytes = 26'214'400});
+  const StepCost step = make_step_cost(0.1, 102'000'000, {.bucket_bytes = 26'214'400});
   const ScalingPrediction last = predict_scaling(
       step, {.devices_per_node = 6, .nodes = 4, .inside = parse_link("pcie4").value(), .between = {5e-6, 11e9}},
       {.graphs = true});

@@ -18,7 +18,7 @@ Cluster one_machine(int64_t devices, AllReduceAlgorithm algorithm = AllReduceAlg
 
 TEST_CASE("A single device needs no all-reduce, and its step time is the measured one") {
   CHECK(all_reduce_seconds(1 << 20, one_machine(1)) == 0);
-  const ScalingPrediction alone = predict_scaling(make_step_profile(0.3, 100 << 20), one_machine(1));
+  const ScalingPrediction alone = predict_scaling(make_step_cost(0.3, 100 << 20), one_machine(1));
   CHECK(alone.step_seconds == Approx(0.3));
   CHECK(alone.speedup == Approx(1));
   CHECK(alone.efficiency == Approx(1));
@@ -26,7 +26,7 @@ TEST_CASE("A single device needs no all-reduce, and its step time is the measure
 }
 
 TEST_CASE("The votes of graphs are one more small all-reduce") {
-  const StepProfile step = make_step_profile(0.3, 100 << 20);
+  const StepCost step = make_step_cost(0.3, 100 << 20);
   const ScalingPrediction eager = predict_scaling(step, one_machine(4));
   const ScalingPrediction graphs = predict_scaling(step, one_machine(4), {.graphs = true});
   CHECK(graphs.messages == eager.messages + 1);
@@ -67,23 +67,23 @@ TEST_CASE("The best algorithm is a tree for small messages on many devices, a ri
 }
 
 TEST_CASE("A step is divided into DDP's buckets: 1 MiB, then 25 MiB each, and the remainder") {
-  const StepProfile step = make_step_profile(0.3, 60 << 20);
+  const StepCost step = make_step_cost(0.3, 60 << 20);
   CHECK(step.bucket_bytes == std::vector<int64_t>{1 << 20, 25 << 20, 25 << 20, 9 << 20});
   CHECK(step.seconds() == Approx(0.3));
   CHECK(step.backward_seconds == Approx(2 * step.forward_seconds));
-  CHECK(make_step_profile(1, 0).bucket_bytes.empty());
-  CHECK(make_step_profile(1, 100).bucket_bytes == std::vector<int64_t>{100});
+  CHECK(make_step_cost(1, 0).bucket_bytes.empty());
+  CHECK(make_step_cost(1, 100).bucket_bytes == std::vector<int64_t>{100});
 }
 
 TEST_CASE("With accumulation, only the last backward hides communication") {
-  const StepProfile step = make_step_profile(1.2, 1000, {.update_share = 0, .micro_steps = 4});
+  const StepCost step = make_step_cost(1.2, 1000, {.update_share = 0, .micro_steps = 4});
   CHECK(step.backward_seconds == Approx(0.2));
   CHECK(step.forward_seconds == Approx(1.0));
 }
 
 TEST_CASE("Communication hidden by backward costs only the last bucket") {
   // Two buckets, 1 s of backward, 0.1 s each: the first is ready at 0.5 and hidden, the second at 1.0.
-  const StepProfile step{
+  const StepCost step{
       .forward_seconds = 0.5, .backward_seconds = 1, .update_seconds = 0.1, .bucket_bytes = {100'000'000, 100'000'000}};
   const Cluster two{.devices_per_node = 2, .inside = {0, 1e9}, .algorithm = AllReduceAlgorithm::kRing};
   const ScalingPrediction hidden = predict_scaling(step, two);
@@ -95,7 +95,7 @@ TEST_CASE("Communication hidden by backward costs only the last bucket") {
 }
 
 TEST_CASE("Communication that uses the compute device itself hides nothing") {
-  const StepProfile step{
+  const StepCost step{
       .forward_seconds = 0.5, .backward_seconds = 1, .update_seconds = 0, .bucket_bytes = {100'000'000, 100'000'000}};
   const Cluster two{.devices_per_node = 2, .inside = {0, 1e9}, .algorithm = AllReduceAlgorithm::kRing};
   CHECK(predict_scaling(step, two, {.interference = 1}).exposed_seconds == Approx(0.2));
@@ -104,7 +104,7 @@ TEST_CASE("Communication that uses the compute device itself hides nothing") {
 
 TEST_CASE("The update of later buckets hides the all-gather of earlier ones") {
   // Two buckets that take 0.05 s in each direction; the last reduce-scatter and the last all-gather are exposed.
-  StepProfile step{
+  StepCost step{
       .forward_seconds = 0, .backward_seconds = 1, .update_seconds = 0.4, .bucket_bytes = {100'000'000, 100'000'000}};
   const Cluster two{.devices_per_node = 2, .inside = {0, 1e9}, .algorithm = AllReduceAlgorithm::kRing};
   CHECK(predict_scaling(step, two, {.shards = true}).exposed_seconds == Approx(0.05 + 0.05));
@@ -113,7 +113,7 @@ TEST_CASE("The update of later buckets hides the all-gather of earlier ones") {
 }
 
 TEST_CASE("A link slower than backward makes the buckets queue") {
-  const StepProfile step{
+  const StepCost step{
       .forward_seconds = 0, .backward_seconds = 0.1, .update_seconds = 0, .bucket_bytes = {100'000'000, 100'000'000}};
   const Cluster two{.devices_per_node = 2, .inside = {0, 1e8}, .algorithm = AllReduceAlgorithm::kRing};
   // The first is ready at 0.05; both take 1 s.
@@ -121,7 +121,7 @@ TEST_CASE("A link slower than backward makes the buckets queue") {
 }
 
 TEST_CASE("A fixed global batch shrinks the computation but not the communication") {
-  const StepProfile step{
+  const StepCost step{
       .forward_seconds = 1, .backward_seconds = 2, .update_seconds = 0.3, .bucket_bytes = {100'000'000}};
   const Cluster four{.devices_per_node = 4, .inside = {0, 1e9}, .algorithm = AllReduceAlgorithm::kRing};
   const ScalingPrediction strong = predict_scaling(step, four, {.batch_grows = false});
@@ -131,14 +131,14 @@ TEST_CASE("A fixed global batch shrinks the computation but not the communicatio
 }
 
 TEST_CASE("Contention slows the computation by the devices of one machine, not by those of others") {
-  const StepProfile step{.forward_seconds = 1, .backward_seconds = 2, .update_seconds = 0, .bucket_bytes = {}};
+  const StepCost step{.forward_seconds = 1, .backward_seconds = 2, .update_seconds = 0, .bucket_bytes = {}};
   CHECK(predict_scaling(step, one_machine(3), {.contention = 0.1}).step_seconds == Approx(3.6));
   const Cluster apart{.nodes = 3, .between = kFast};
   CHECK(predict_scaling(step, apart, {.contention = 0.1}).step_seconds == Approx(3));
 }
 
 TEST_CASE("More devices never lower the predicted throughput of a growing batch on one kind of link with a tree") {
-  const StepProfile step = make_step_profile(0.1, 50 << 20);
+  const StepCost step = make_step_cost(0.1, 50 << 20);
   double last = 0;
   for (int64_t devices = 1; devices <= 1024; devices *= 2) {
     const double speedup = predict_scaling(step, one_machine(devices, AllReduceAlgorithm::kTree)).speedup;
@@ -173,6 +173,6 @@ TEST_CASE("A link is given by its name or by two numbers") {
 TEST_CASE("Impossible clusters and steps are usage errors") {
   CHECK_THROWS_AS(all_reduce_seconds(1, {.devices_per_node = 0}), c10::ValueError);
   CHECK_THROWS_AS(all_reduce_seconds(1, {.devices_per_node = 2}), c10::ValueError);  // a link without bandwidth
-  CHECK_THROWS_AS(make_step_profile(0, 1), c10::ValueError);
-  CHECK_THROWS_AS(predict_scaling(make_step_profile(1, 1), {}, {.interference = 2}), c10::ValueError);
+  CHECK_THROWS_AS(make_step_cost(0, 1), c10::ValueError);
+  CHECK_THROWS_AS(predict_scaling(make_step_cost(1, 1), {}, {.interference = 2}), c10::ValueError);
 }
