@@ -3,6 +3,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <filesystem>
 #include <thread>
 
 #include "test_util.h"
@@ -126,4 +128,18 @@ TEST_CASE("An explicit generator is used, and gradients flow as without the guar
   const at::Tensor y = at::dropout(x, 0.5, true);
   y.sum().backward();
   CHECK(x.grad().equal(y.detach()));
+}
+
+// Hidden: the next test runs it in a process of its own.
+TEST_CASE("The key has no kernels before the first guard", "[.][unregistered]") {
+  const auto op = c10::Dispatcher::singleton().findSchema({"aten::bernoulli", ""});
+  REQUIRE(op);
+  CHECK(!op->hasKernelForDispatchKey(c10::DispatchKey::TESTING_ONLY_GenericMode));
+  draws_in_scope(1);
+  CHECK(op->hasKernelForDispatchKey(c10::DispatchKey::TESTING_ONLY_GenericMode));
+}
+
+TEST_CASE("A program without replicas has LibTorch's operators as they are", "[distributed][replica_random]") {
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
+  CHECK(std::system(("'" + self + "' '[unregistered]' > /dev/null").c_str()) == 0);
 }

@@ -19,11 +19,11 @@ namespace {
 // makes runs repeatable.
 //
 // Model code calls at::dropout and similar operations without a generator argument. To supply one, the guard includes a
-// dispatch key in the thread-local set: every operator of LibTorch whose schema has a generator is registered under it,
-// with one kernel that adds the generator, excludes the key and calls the operator again. Operators without such an
-// argument (rand, dropout, randperm) call one that has it. The key is TESTING_ONLY_GenericMode, which LibTorch itself
-// does not use; all other operators fall through. Tensors on other devices are not redirected: on a GPU the device's
-// default generator is seeded instead (ReplicaRandom).
+// dispatch key in the thread-local set: the first guard registers every operator of LibTorch whose schema has a
+// generator under it, with one kernel that adds the generator, excludes the key and calls the operator again. Operators
+// without such an argument (rand, dropout, randperm) call one that has it. The key is TESTING_ONLY_GenericMode, which
+// LibTorch itself does not use; all other operators fall through. Tensors on other devices are not redirected: on a GPU
+// the device's default generator is seeded instead (ReplicaRandom).
 
 constexpr c10::DispatchKey kKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
@@ -58,23 +58,30 @@ void draw_from_replica(const c10::OperatorHandle& op, torch::jit::Stack* stack) 
   op.callBoxed(stack);
 }
 
-}  // namespace
-
-// See Note [Replica generators].
-TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, library) { library.fallback(torch::CppFunction::makeFallthrough()); }
-TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, library) {
-  c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
-  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
-    const auto op = name.name.starts_with("aten::") ? dispatcher.findSchema(name) : std::nullopt;
-    if (!op || !argument_of(op->schema(), "generator")) continue;
-    library.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&draw_from_replica>());
-  }
+/// Registers draw_from_replica, the first time. Programs without replicas on the CPU never do.
+c10::DispatchKey registered_key() {
+  static const bool once = [] {
+    static torch::Library others(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
+    others.fallback(torch::CppFunction::makeFallthrough());
+    static torch::Library drawing(torch::Library::IMPL, "aten", kKey, __FILE__, __LINE__);
+    c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+    for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+      const auto op = name.name.starts_with("aten::") ? dispatcher.findSchema(name) : std::nullopt;
+      if (!op || !argument_of(op->schema(), "generator")) continue;
+      drawing.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&draw_from_replica>());
+    }
+    return true;
+  }();
+  static_cast<void>(once);
+  return kKey;
 }
+
+}  // namespace
 
 ReplicaRandomGuard::ReplicaRandomGuard(uint64_t seed)
     : generator_(at::make_generator<at::CPUGeneratorImpl>(seed)),
       previous_(std::exchange(replica_generator, &generator_)),
-      include_(kKey) {}
+      include_(registered_key()) {}
 
 ReplicaRandomGuard::~ReplicaRandomGuard() { replica_generator = previous_; }
 

@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "core/device/device_error.h"
+#include "core/machine/waiting_threads.h"
 #include "distributed/shards/parameter_shards.h"
 #include "train/graph/step_graphs.h"
 #include "train/step/counted_rows.h"
@@ -54,6 +55,7 @@ void TrainStep::accept(const Batch& batch, const LossFunction* borrowed, LossFun
   // A memory plan's steps on the CPU are not those in which a GPU fails.
   if (!devices_.device().is_cpu()) detail::note_step(device_names_, step_ + 1);
   if (accumulated_ == 0) {
+    if (kept_.empty()) detail::let_waiting_threads_sleep();  // the first step
     wait_for_earlier_step();
     follow_model();
     gradients_->begin();

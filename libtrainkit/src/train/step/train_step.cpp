@@ -15,7 +15,6 @@
 #include <map>
 #include <tuple>
 
-#include "core/machine/waiting_threads.h"
 #include "distributed/agreement/device_votes.h"
 #include "distributed/agreement/graph_ranks.h"
 #include "distributed/shards/parameter_shards.h"
@@ -90,7 +89,6 @@ TrainStep::TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const Trai
   for (int64_t replica = 0; replica < devices.replicas(); ++replica) device_list_.push_back(devices.device(replica));
   if (ProcessGroup* group = devices.process_group()) agreement_ = std::make_unique<StepConsensus>(*group);
   prepare_graphs();
-  detail::let_waiting_threads_sleep();
 }
 
 TrainStep::~TrainStep() = default;
