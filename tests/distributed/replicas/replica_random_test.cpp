@@ -29,6 +29,15 @@ at::Tensor draws_in_scope(uint64_t seed) {
 
 }  // namespace
 
+// The first of this file. Hidden, since tests of other files may come before it in one process.
+TEST_CASE("The key has no kernels before the first guard", "[.][unregistered]") {
+  const auto op = c10::Dispatcher::singleton().findSchema({"aten::bernoulli", ""});
+  REQUIRE(op);
+  CHECK(!op->hasKernelForDispatchKey(c10::DispatchKey::TESTING_ONLY_GenericMode));
+  draws_in_scope(1);
+  CHECK(op->hasKernelForDispatchKey(c10::DispatchKey::TESTING_ONLY_GenericMode));
+}
+
 TEST_CASE("Inside the guard all draws depend on its seed only, and the default generator stays unchanged",
           "[distributed][replica_random]") {
   torch::manual_seed(5);
@@ -128,15 +137,6 @@ TEST_CASE("An explicit generator is used, and gradients flow as without the guar
   const at::Tensor y = at::dropout(x, 0.5, true);
   y.sum().backward();
   CHECK(x.grad().equal(y.detach()));
-}
-
-// Hidden: the next test runs it in a process of its own.
-TEST_CASE("The key has no kernels before the first guard", "[.][unregistered]") {
-  const auto op = c10::Dispatcher::singleton().findSchema({"aten::bernoulli", ""});
-  REQUIRE(op);
-  CHECK(!op->hasKernelForDispatchKey(c10::DispatchKey::TESTING_ONLY_GenericMode));
-  draws_in_scope(1);
-  CHECK(op->hasKernelForDispatchKey(c10::DispatchKey::TESTING_ONLY_GenericMode));
 }
 
 TEST_CASE("A program without replicas has LibTorch's operators as they are", "[distributed][replica_random]") {

@@ -129,7 +129,8 @@ class SlowSgd final : public SGD {
   }
 };
 
-/// The advice after training with SlowSgd and batches of `batch_size` slow rows.
+/// The advice about the batch after training with SlowSgd and batches of `batch_size` slow rows. On a busy machine
+/// there may be other advice.
 std::vector<Advice> advice_for(int64_t batch_size) {
   auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
   auto loader = loader_of(tiny_dataset(batch_size), batch_size);
@@ -138,7 +139,9 @@ std::vector<Advice> advice_for(int64_t batch_size) {
     std::this_thread::sleep_for(batch.size() * std::chrono::microseconds(200));
     return tiny_loss(model, batch);
   };
-  return trainer.fit(*loader, loss).value().monitor.advice;
+  std::vector<Advice> advice = trainer.fit(*loader, loss).value().monitor.advice;
+  std::erase_if(advice, [](const Advice& one) { return one.row != Bottleneck::kSmallBatch; });
+  return advice;
 }
 
 }  // namespace
@@ -146,7 +149,6 @@ std::vector<Advice> advice_for(int64_t batch_size) {
 TEST_CASE("A batch that is too small is reported, and a large enough one is not", "[train][monitor]") {
   const auto one_row = advice_for(1);
   REQUIRE(one_row.size() == 1);
-  CHECK(one_row[0].row == Bottleneck::kSmallBatch);
   CHECK(one_row[0].flag == "--batch_size");
   CHECK(one_row[0].text.ends_with("raise --batch_size from 1 to 2"));
   CHECK(advice_for(512).empty());
