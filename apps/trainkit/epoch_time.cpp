@@ -55,7 +55,7 @@ EpochTime predict_epoch(const Json& plan, const EpochTimeOptions& options) {
                       (options.gpu.flops_per_second * options.efficiency);
   time.computing = steps * time.step_seconds;
   const StepCost step = make_step_cost(time.step_seconds, static_cast<int64_t>(time.gradient_bytes),
-                                             {.micro_steps = plan.at("grad_accum_steps").get<int64_t>()});
+                                       {.micro_steps = plan.at("grad_accum_steps").get<int64_t>()});
   const ScalingPrediction all = predict_scaling(step, {.devices_per_node = devices, .inside = options.link});
   time.exchange = steps * all.exposed_seconds;
   time.reading = rows * number("row_bytes") / options.read_bytes_per_second;

@@ -152,9 +152,9 @@ absl::StatusOr<StepCost> read_step(const ConfigParser& parser, ScaleFlags& flags
                           fmt::format("at least {:g}", flags.gradient_mb / kMostBuckets));
   }
   return make_step_cost(flags.step_seconds, std::llround(flags.gradient_mb * 1e6),
-                           {.bucket_bytes = std::llround(flags.bucket_mb * 1e6),
-                            .update_share = flags.update_share,
-                            .micro_steps = flags.grad_accum_steps});
+                        {.bucket_bytes = std::llround(flags.bucket_mb * 1e6),
+                         .update_share = flags.update_share,
+                         .micro_steps = flags.grad_accum_steps});
 }
 
 absl::StatusOr<Cluster> read_cluster(const ConfigParser& parser, const ScaleFlags& flags) {
@@ -274,8 +274,7 @@ constexpr char kPlotBegin[] =
     "\n";
 
 /// Draws the speed-up and, below it, the efficiency: the speed-up divided by the number of devices.
-absl::Status write_plot(const std::string& path, const StepCost& step, bool batch_grows,
-                        const std::vector<Row>& rows) {
+absl::Status write_plot(const std::string& path, const StepCost& step, bool batch_grows, const std::vector<Row>& rows) {
   std::vector<LogRecord> records;
   const auto add = [&](const char* line, int64_t devices, double speedup) {
     const double efficiency = 100 * speedup / static_cast<double>(devices);

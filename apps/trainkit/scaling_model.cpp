@@ -129,9 +129,9 @@ StepCost make_step_cost(double step_seconds, int64_t gradient_bytes, const StepC
   const double compute = step_seconds * (1 - options.update_share);
   const double last_backward = compute * 2 / 3 / static_cast<double>(options.micro_steps);
   StepCost step{.forward_seconds = compute - last_backward,
-                   .backward_seconds = last_backward,
-                   .update_seconds = step_seconds * options.update_share,
-                   .bucket_bytes = {}};
+                .backward_seconds = last_backward,
+                .update_seconds = step_seconds * options.update_share,
+                .bucket_bytes = {}};
   constexpr int64_t kFirstBucket = 1 << 20;
   for (int64_t left = gradient_bytes; left > 0; left -= step.bucket_bytes.back()) {
     const int64_t most =

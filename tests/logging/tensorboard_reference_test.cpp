@@ -23,8 +23,8 @@ namespace {
 json accumulate(const std::string& folder) {
   if (!test::python_has("tensorboard")) return nullptr;
   test::TempDir dir;
-  const std::string command = test::python() + " " TRAINKIT_REFERENCE_DIR "/tensorboard_events.py " + (dir / "out.json") + " " +
-                              folder + " 2> " + (dir / "err");
+  const std::string command = test::python() + " " TRAINKIT_REFERENCE_DIR "/tensorboard_events.py " +
+                              (dir / "out.json") + " " + folder + " 2> " + (dir / "err");
   INFO(command);
   if (std::system(command.c_str()) != 0) {
     std::system(("cat " + (dir / "err")).c_str());

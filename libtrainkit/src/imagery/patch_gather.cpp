@@ -8,9 +8,9 @@
 namespace trainkit::detail {
 namespace {
 
-// Large batches bypass the caches, see Note [Streaming stores] in core/device/streaming_copy.cpp. StreamingWriter collects the
-// pieces of a patch into lines. The first and the last line of the output may also belong to another thread's patches:
-// they are written with memcpy, and only in the bytes that belong to this writer.
+// Large batches bypass the caches, see Note [Streaming stores] in core/device/streaming_copy.cpp. StreamingWriter
+// collects the pieces of a patch into lines. The first and the last line of the output may also belong to another
+// thread's patches: they are written with memcpy, and only in the bytes that belong to this writer.
 
 /// Collects pieces into cache lines and writes these with streaming stores. See Note [Streaming stores].
 class StreamingWriter {

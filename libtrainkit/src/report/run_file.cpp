@@ -132,10 +132,10 @@ absl::Status change_session(const std::string& output_dir, const std::function<v
 
 // Note [List of a run's files]
 //
-// The list proves that a file is the run's own, so that a later run may replace it (app/run/run_files.h). A name is listed
-// before the file has it: a process that is killed leaves no file that is not listed. The digest of a file that changes
-// during the run would be out of date after a kill, so it is null until the session ends. Files that other processes or
-// a rename may change never get a digest.
+// The list proves that a file is the run's own, so that a later run may replace it (app/run/run_files.h). A name is
+// listed before the file has it: a process that is killed leaves no file that is not listed. The digest of a file that
+// changes during the run would be out of date after a kill, so it is null until the session ends. Files that other
+// processes or a rename may change never get a digest.
 
 /// The files that this process has written to the folder of its run.
 class WrittenFiles {

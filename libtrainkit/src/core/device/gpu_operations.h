@@ -4,8 +4,8 @@
 namespace trainkit::detail {
 
 /// Makes models of this thread use the operations of a GPU, computed on the CPU, instead of the CPU's fused operations
-/// (nn/gpu/fused_ops.h). The operations allocate the same tensors as on a GPU, so the memory of a step is that of the same
-/// step on a GPU. Nests; the destructor restores the previous setting.
+/// (nn/gpu/fused_ops.h). The operations allocate the same tensors as on a GPU, so the memory of a step is that of the
+/// same step on a GPU. Nests; the destructor restores the previous setting.
 class GpuOperations {
  public:
   /// Does nothing unless `on`. Without `has_kernels`, selects the operations of a GPU on which this build's kernels do

@@ -1,6 +1,6 @@
 #pragma once
-/// The CUDA kernels of core/tensors/tensor_lists.h on plain memory. They return the cudaError_t of the launch; `stream` is a
-/// cudaStream_t. C++17 without LibTorch, since nvcc compiles it too.
+/// The CUDA kernels of core/tensors/tensor_lists.h on plain memory. They return the cudaError_t of the launch; `stream`
+/// is a cudaStream_t. C++17 without LibTorch, since nvcc compiles it too.
 
 #include <cstdint>
 

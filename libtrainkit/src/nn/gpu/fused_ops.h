@@ -2,8 +2,8 @@
 /// Fused operations between the matrix products of a Transformer on a GPU, and its loss: one kernel forward and one or
 /// two backward each.
 ///
-/// Used on CUDA devices, and on the CPU while the memory of a step on a GPU is recorded (core/device/gpu_operations.h), where
-/// they allocate the same memory. Tensors are float32, bfloat16 or float16; sums are float32. Under autocast the
+/// Used on CUDA devices, and on the CPU while the memory of a step on a GPU is recorded (core/device/gpu_operations.h),
+/// where they allocate the same memory. Tensors are float32, bfloat16 or float16; sums are float32. Under autocast the
 /// residual stream stays float32, and inputs of matrix products are written in autocast's dtype directly. Unsupported
 /// inputs use LibTorch's operations.
 ///
