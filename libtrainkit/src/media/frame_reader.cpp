@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/base/round_up.h"
 #include "media/media_source.h"
 #include "media/video_decoder.h"
 #include "trainkit/core/status.h"
@@ -51,7 +52,7 @@ class FrameConverter {
     if (frame.color_range == AVCOL_RANGE_JPEG) from_full = 1;
     if (frame.color_range == AVCOL_RANGE_MPEG) from_full = 0;
     sws_setColorspaceDetails(scaler_.get(), matrix, from_full, matrix, to_full, brightness, contrast, saturation);
-    stride_ = (int64_t{width} * 3 + kPadding - 1) / kPadding * kPadding + kPadding;
+    stride_ = round_up(int64_t{width} * 3, kPadding) + kPadding;
     scaled_.resize(static_cast<size_t>(stride_ * height + kPadding));
     uint8_t* const rows[4] = {scaled_.data(), nullptr, nullptr, nullptr};
     const int strides[4] = {static_cast<int>(stride_), 0, 0, 0};

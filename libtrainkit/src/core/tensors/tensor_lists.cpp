@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/base/round_up.h"
 #include "core/device/gpu_kernel_support.h"
 #include "core/device/gpu_launch.h"
 #ifdef TRAINKIT_WITH_CUDA
@@ -163,7 +164,7 @@ void copy_together(const std::vector<at::Tensor>& to, const std::vector<at::Tens
 
 std::vector<at::Tensor> cast_together(const std::vector<at::Tensor>& tensors, at::ScalarType type) {
   constexpr int64_t kAligned = 64;
-  const auto room = [](const at::Tensor& tensor) { return (tensor.numel() + kAligned - 1) / kAligned * kAligned; };
+  const auto room = [](const at::Tensor& tensor) { return round_up(tensor.numel(), kAligned); };
   int64_t total = 0;
   for (const at::Tensor& tensor : tensors) total += room(tensor);
   const at::Tensor all = at::empty({total}, tensors.front().options().dtype(type));
