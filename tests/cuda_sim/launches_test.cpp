@@ -5,10 +5,10 @@
 #include <limits>
 
 #include "core/device/gpu_operations.h"
+#include "core/device/late_scalars.h"
 #include "core/tensors/tensor_lists.h"
 #include "cuda_sim_control.h"
 #include "test_util.h"
-#include "train/run/late_scalars.h"
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/optim/sgd.h"
 

@@ -101,7 +101,7 @@ def check_umbrella(tree):
 
 
 # Limits of the public surface. A new header or type needs a reason: merge, or make it internal (libtrainkit/src) first.
-MAX_PUBLIC_HEADERS = 60
+MAX_PUBLIC_HEADERS = 62
 MAX_PUBLIC_TYPES = 227
 TYPE = re.compile(r"^[ \t]*(?:template <[^>\n]*>[ \t]*)?(?:class|struct|enum(?: class)?|union)[ \t]+(?:\[\[\w+\]\][ \t]*)?"
                   r"(?P<name>\w+)[^;{}()]*\{", re.M)

@@ -1,4 +1,4 @@
-"""Exponential moving averages by torch.optim.swa_utils.AveragedModel, for tests/train/step/weight_average_test.cpp.
+"""Exponential moving averages by torch.optim.swa_utils.AveragedModel, for tests/train/update/weight_average_test.cpp.
 
 python averaged_model.py DIR DECAY NUMEL reads weights.bin, float32 in native byte order: the weights before the first
 step, then after each step. It writes averages.bin: the averages after each step.

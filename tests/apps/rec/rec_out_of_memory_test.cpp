@@ -7,6 +7,7 @@
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/data/sampler.h"
 #include "trainkit/optim/adam.h"
+#include "trainkit/train/train_step.h"
 
 using namespace trainkit;
 using namespace trainkit::test;

@@ -128,8 +128,8 @@ ManyRanks train_many(int64_t ranks, int64_t steps, Sharding sharding, const std:
       for (NamedParameter& parameter : named) parameter.tensor = shards.part(parameter.tensor);
       optimizer.add_shards(
           {{.params = named}}, [&](const auto& values) { shards.all_reduce(values.front()); },
-          [&](const at::Tensor& part) { return shards.bucket_of(part); },
-          [&](size_t bucket) { shards.start_gathering(bucket); });
+          [&](const at::Tensor& part) { return shards.layout().bucket_of(shards.index_of_part(part)); },
+          [&](size_t bucket) { shards.gathering().start(bucket); });
       StateDict own = optimizer.state_dict();
       for (auto& [name, value] : own) {
         if (const auto found = state.find(name); found != state.end()) value = found->second;
@@ -142,11 +142,11 @@ ManyRanks train_many(int64_t ranks, int64_t steps, Sharding sharding, const std:
         const at::Tensor rows = at::arange(7 * kManyRows, at::kFloat).view({kManyRows, 7}).sin();
         const int64_t share = kManyRows / ranks;
         (net->forward(rows.narrow(0, rank * share, share)).square().sum() / kManyRows).backward();
-        shards.end(/*contribute=*/true);
+        shards.reduction().end(/*contribute=*/true);
         clip_grad_norm_(optimizer, 0.5);
         optimizer.step();
-        shards.gather_weights();
-        shards.release_gradients();
+        shards.gathering().run();
+        shards.reduction().release();
         if (rank == 0) result.messages = exchange.messages - before, result.bytes = exchange.bytes - bytes_before;
       }
       for (const auto& [name, tensor] : whole_checkpoint(torch::nn::Module(), optimizer, {}, &shards).optimizer) {

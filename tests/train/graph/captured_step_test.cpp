@@ -17,14 +17,11 @@ using namespace trainkit::test;
 
 namespace {
 
-/// TrainSteps created during its lifetime are captured on tapes.
-class OnTape {
- public:
-  explicit OnTape(std::function<std::vector<at::Tensor>()> live) {
-    trainkit::detail::graph_backend_of_test() = [live] { return std::make_unique<TapeBackend>(live); };
-  }
-  ~OnTape() { trainkit::detail::graph_backend_of_test() = nullptr; }
-};
+/// Records steps on tapes; see TapeBackend for `live`.
+std::function<std::unique_ptr<trainkit::detail::GraphBackend>()> on_tape(
+    std::function<std::vector<at::Tensor>()> live) {
+  return [live] { return std::make_unique<TapeBackend>(live); };
+}
 
 /// A model with its optimizer and step, captured or eager.
 template <class O>
@@ -34,9 +31,8 @@ struct GraphTraining {
         optimizer(std::move(made)) {
     for (auto& group : default_param_groups(*devices->module())) optimizer.add_param_group(std::move(group));
     scheduler.emplace(optimizer, create_schedule({.name = "cosine", .total_steps = 40, .warmup_steps = 5}).value());
-    std::optional<OnTape> tape;
-    if (captured) tape.emplace([this] { return live(); });
     TrainStepOptions all = options;
+    if (captured) all.graph_backend = on_tape([this] { return live(); });
     all.cuda_graph = captured ? CudaGraph::kAuto : CudaGraph::kOff;
     step.emplace(*devices, optimizer, all, &*scheduler);
   }
@@ -147,8 +143,7 @@ TEST_CASE("By default a loss with a changing host value trains as the eager step
     torch::manual_seed(1);
     const auto devices = DeviceReplicator::create([] { return TinyNet(0); }).value();
     AdamW optimizer({.lr = 1e-2, .capturable = true});
-    const OnTape tape([] { return std::vector<at::Tensor>(); });
-    TrainStepOptions options;
+    TrainStepOptions options{.graph_backend = on_tape([] { return std::vector<at::Tensor>(); })};
     if (!is_default) options.cuda_graph = CudaGraph::kOff;
     TrainStep step(*devices, optimizer, options);
     double factor = 1;
@@ -289,53 +284,6 @@ TEST_CASE("Graphs that are dropped to free memory are not captured again", "[tra
   (*training.step)(random_batch(4, 1), training.loss);
   CHECK(training.step->graph_reason() == "out of memory");
   CHECK(training.step->graph_steps() == 3);
-}
-
-TEST_CASE("A Trainer captures its steps, logs it, and gives the bits of eager steps", "[train][step_graphs]") {
-  struct Printed final : Logger {
-    void log(const LogRecord& record) override { losses.push_back(record.values.at(0).second); }
-    absl::Status flush() override { return absl::OkStatus(); }
-    void print(std::string_view line) override { lines += std::string(line) + "\n"; }
-    std::vector<double> losses;
-    std::string lines;
-  };
-  Printed printed[2];
-  std::vector<at::Tensor> weights[2];
-  for (const bool captured : {false, true}) {
-    torch::manual_seed(1);
-    const auto devices = DeviceReplicator::create([] { return TinyNet(0); }).value();
-    const auto loader = Prefetcher::create(tiny_dataset(96), RandomSampler(96, {.seed = 3}), {.batch_size = 8}).value();
-    const auto validation = Prefetcher::create(tiny_dataset(8), SequentialSampler(8), {.batch_size = 8}).value();
-    auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2, .capturable = true}),
-                                   {.max_epochs = 3,
-                                    .grad_accum_steps = 2,
-                                    .cuda_graph = CudaGraph::kAuto,
-                                    .schedule = create_schedule({.name = "cosine", .total_steps = 18}).value(),
-                                    .log_every = 1,
-                                    .eval_every = 7})
-                       .value();
-    std::optional<OnTape> tape;
-    if (captured) {
-      tape.emplace([&] {
-        std::vector<at::Tensor> all = devices->module()->parameters();
-        for (const auto& [name, value] : trainer.optimizer().state_dict()) {
-          if (const auto* tensor = std::get_if<at::Tensor>(&value)) all.push_back(*tensor);
-        }
-        all.push_back(trainer.optimizer().step_count());
-        for (const at::Tensor& lr : trainer.optimizer().device_group_lrs()) all.push_back(lr);
-        return all;
-      });
-    }
-    const auto result = trainer.fit(*loader, tiny_loss, {.validation = validation.get(), .logger = &printed[captured]});
-    REQUIRE(result.status() == absl::OkStatus());
-    CHECK(result->steps == 18);
-    CHECK(result->graph_steps == (captured ? 15 : 0));
-    weights[captured] = devices->module()->parameters();
-  }
-  CHECK(printed[0].losses == printed[1].losses);
-  CHECK(printed[0].lines.find("CUDA graph") == std::string::npos);
-  CHECK_THAT(printed[1].lines, Catch::Contains("steps run as one CUDA graph from step 4 on"));
-  for (size_t i = 0; i < weights[0].size(); ++i) CHECK(torch::equal(weights[0][i], weights[1][i]));
 }
 
 TEST_CASE("Steps run eagerly on the CPU, and `on` is an error", "[train][step_graphs]") {

@@ -1,7 +1,7 @@
 // A step as a CUDA graph on a GPU: the bits of the eager step, and neither synchronises with the device.
+#include "core/device/late_scalars.h"
 #include "train/gpu_training.h"
 #include "train/loop_util.h"
-#include "train/run/late_scalars.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/sampler.h"
 #include "trainkit/nn/transformer.h"
@@ -203,6 +203,43 @@ TEST_CASE("Steps run eagerly with the same bits after CUDA aborts a capture, and
     states.push_back(training.state());
   }
   for (size_t i = 0; i < states[0].size(); ++i) CHECK(same(states[0][i], states[1][i]));
+}
+
+TEST_CASE("A Trainer captures its steps, logs it, and gives the bits of eager steps", "[train][step_graph_cuda]") {
+  NEEDS_GPU;
+  struct Printed final : Logger {
+    void log(const LogRecord& record) override { losses.push_back(record.values.at(0).second); }
+    absl::Status flush() override { return absl::OkStatus(); }
+    void print(std::string_view line) override { lines += std::string(line) + "\n"; }
+    std::vector<double> losses;
+    std::string lines;
+  };
+  Printed printed[2];
+  std::vector<at::Tensor> weights[2];
+  for (const bool captured : {false, true}) {
+    torch::manual_seed(1);
+    const auto devices = DeviceReplicator::create([] { return TinyNet(0); }, {.device = kGpu}).value();
+    const PrefetcherOptions batches{.batch_size = 8, .device = kGpu};
+    const auto loader = Prefetcher::create(tiny_dataset(96), RandomSampler(96, {.seed = 3}), batches).value();
+    const auto validation = Prefetcher::create(tiny_dataset(8), SequentialSampler(8), batches).value();
+    auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2, .capturable = true}),
+                                   {.max_epochs = 3,
+                                    .grad_accum_steps = 2,
+                                    .cuda_graph = captured ? CudaGraph::kAuto : CudaGraph::kOff,
+                                    .schedule = create_schedule({.name = "cosine", .total_steps = 18}).value(),
+                                    .log_every = 1,
+                                    .eval_every = 7})
+                       .value();
+    const auto result = trainer.fit(*loader, tiny_loss, {.validation = validation.get(), .logger = &printed[captured]});
+    REQUIRE(result.status() == absl::OkStatus());
+    CHECK(result->steps == 18);
+    CHECK(result->graph_steps == (captured ? 15 : 0));
+    for (const at::Tensor& weight : devices->module()->parameters()) weights[captured].push_back(weight.cpu());
+  }
+  CHECK(printed[0].losses == printed[1].losses);
+  CHECK(printed[0].lines.find("CUDA graph") == std::string::npos);
+  CHECK_THAT(printed[1].lines, Catch::Contains("steps run as one CUDA graph from step 4 on"));
+  for (size_t i = 0; i < weights[0].size(); ++i) CHECK(torch::equal(weights[0][i], weights[1][i]));
 }
 
 TEST_CASE("A run of captured steps that is stopped and resumed has the bits of an uninterrupted run",

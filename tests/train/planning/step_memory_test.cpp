@@ -368,9 +368,8 @@ TEST_CASE("The time of a step that may be a graph is measured on replays, not on
   CHECK(calls == 1 + 3);
   calls = 0;
   recipe.step.cuda_graph = CudaGraph::kAuto;
-  detail::graph_backend_of_test() = [&] { return std::make_unique<CountingBackend>(&replays); };
+  recipe.step.graph_backend = [&] { return std::make_unique<CountingBackend>(&replays); };
   const auto seconds = time_step(recipe, at::kCPU, 4, 1);
-  detail::graph_backend_of_test() = nullptr;
   REQUIRE(seconds.ok());
   CHECK(calls == 3 + 1);  // eager, recorded
   CHECK(replays == 1 + 3);

@@ -162,11 +162,9 @@ TEST_CASE("A captured step is captured again when modes, frozen layers or groups
       for (const at::Tensor& lr : optimizer.device_group_lrs()) all.push_back(lr);
       return all;
     };
-    if (captured) {
-      trainkit::detail::graph_backend_of_test() = [live] { return std::make_unique<TapeBackend>(live); };
-    }
-    TrainStep step(*devices, optimizer, {.cuda_graph = captured ? CudaGraph::kAuto : CudaGraph::kOff});
-    trainkit::detail::graph_backend_of_test() = nullptr;
+    TrainStepOptions options{.cuda_graph = captured ? CudaGraph::kAuto : CudaGraph::kOff};
+    options.graph_backend = [live] { return std::make_unique<TapeBackend>(live); };
+    TrainStep step(*devices, optimizer, options);
     const LossFunction loss = make_loss_function(loss_and_hits<BatchNormNet>);
     for (uint64_t i = 0; i < 32; ++i) {
       if (i == 8) net.norm->eval();

@@ -18,7 +18,7 @@
 #include "trainkit/distributed/device_replicator.h"
 #include "trainkit/distributed/process_group.h"
 #include "trainkit/train/loss.h"
-#include "trainkit/train/train_step.h"
+#include "trainkit/train/step_options.h"
 
 namespace trainkit {
 

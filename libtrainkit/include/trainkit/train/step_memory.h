@@ -13,10 +13,11 @@
 #include <vector>
 
 #include "trainkit/data/dataset.h"
+#include "trainkit/distributed/device_replicator.h"
 #include "trainkit/memory/memory_trace.h"
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/train/loss.h"
-#include "trainkit/train/train_step.h"
+#include "trainkit/train/step_options.h"
 
 namespace torch::nn {
 class Module;

@@ -32,20 +32,20 @@ ParameterShards* DataParallel::shards(int64_t copy) const {
 void DataParallel::gather_weights() {
   const ProfileStage stage("gather weights");
   const at::NoGradGuard no_grad;
-  for (const auto& shards : shards_) shards->start_gathering();
-  for (const auto& shards : shards_) shards->finish_gathering();
+  for (const auto& shards : shards_) shards->gathering().start();
+  for (const auto& shards : shards_) shards->gathering().finish();
 }
 
 void DataParallel::abandon_step() {
   seed_.restart();
-  for (const auto& shards : shards_) shards->release_gradients();
+  for (const auto& shards : shards_) shards->reduction().release();
 }
 
 void DataParallel::begin_reduction(bool reduces) {
   TORCH_CHECK(sharding() == Sharding::kNone || !shards_.empty(), "call divide_parameters() before run()");
   if (reduces && reducer_) reducer_->begin();
   if (collectives_) collectives_->begin();
-  for (const auto& shards : shards_) shards->begin(reduces || shards->reduces_every_run());
+  for (const auto& shards : shards_) shards->begin(reduces || shards->reduction().reduces_every_run());
 }
 
 void DataParallel::end_failed_run() {
@@ -59,8 +59,8 @@ void DataParallel::backward(int64_t replica, const Body& body, bool is_last) {
   if (loss.defined()) loss.backward();
   if (shards_.empty()) return;
   ParameterShards& shards = *shards_[static_cast<size_t>(replica)];
-  shards.end(/*contribute=*/true);
-  const auto missing = loss.defined() && is_last ? shards.without_gradient() : std::nullopt;
+  shards.reduction().end(/*contribute=*/true);
+  const auto missing = loss.defined() && is_last ? shards.reduction().without_gradient() : std::nullopt;
   if (!missing) return;
   const auto names = unique_parameters(*modules_[static_cast<size_t>(replica)]);
   const void* parameter = parameters_[static_cast<size_t>(replica)][*missing].unsafeGetTensorImpl();

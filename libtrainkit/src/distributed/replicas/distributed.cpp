@@ -215,7 +215,8 @@ void Distributed::run(const Body& body, bool reduce_gradients, const OnSent& on_
   const ReplicaRandomGuard random(seed_.of(rank, seed_.next_run({{rank, device_}}, /*last=*/reduce_gradients)));
   TORCH_CHECK(shards_ || trained_.empty() || options_.sharding == Sharding::kNone,
               "call divide_parameters() before run()");
-  const bool reduce = shards_ ? reduce_gradients || shards_->reduces_every_run() : reduce_gradients && reducer_;
+  const bool reduce =
+      shards_ ? reduce_gradients || shards_->reduction().reduces_every_run() : reduce_gradients && reducer_;
   if (reduce) begin_reduction(/*sends_buffers=*/reduce_gradients);
   // With find_unused_parameters the Reducer starts one more collective after the last bucket. The caller's collective
   // would come before it on this rank only, and all ranks must keep one order.
@@ -292,7 +293,7 @@ void Distributed::begin_reduction(bool sends_buffers) {
 
 /// Sends what the other ranks wait for after a failure here. Ignores errors: the caller reports the first one.
 void Distributed::release_other_ranks() {
-  if (shards_ && !shards_->is_reducing()) return;  // all buckets were sent
+  if (shards_ && !shards_->reduction().is_reducing()) return;  // all buckets were sent
   try {
     complete_reduction(/*contribute=*/false);
   } catch (const std::exception&) {  // the process group is unusable now
@@ -326,8 +327,8 @@ void Distributed::skip_reduction() {
 void Distributed::complete_reduction(bool contribute, bool records_order) {
   reduction_begun_ = false;
   if (shards_) {
-    if (!shards_->is_reducing()) shards_->begin(/*reduces=*/true);
-    return shards_->end(contribute);
+    if (!shards_->reduction().is_reducing()) shards_->begin(/*reduces=*/true);
+    return shards_->reduction().end(contribute);
   }
   // Overwrite the gradients of a failed step with zeros: they are no longer needed, and there may be no memory for new
   // buffers.
@@ -386,7 +387,7 @@ void Distributed::copy_gradients(const c10d::GradBucket& bucket, bool to_bucket)
 void Distributed::abandon_step() {
   // All ranks arrange their buckets anew after it, so not for a step that only this rank has abandoned.
   if (reducer_ && std::exchange(is_reducer_used_, false)) reducer_->reset_state();
-  if (shards_) shards_->release_gradients();
+  if (shards_) shards_->reduction().release();
   reduction_begun_ = false;
   seed_.restart();
 }

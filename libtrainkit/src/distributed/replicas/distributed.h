@@ -55,7 +55,7 @@ class Distributed final : public DeviceReplicator, public GraphRanks {
   Sharding sharding() const override { return options_.sharding; }
   void divide_parameters(const std::function<bool(const at::Tensor&)>& is_whole) override;
   ParameterShards* shards(int64_t = 0) const override { return shards_.get(); }
-  void gather_weights() override { shards_->gather_weights(); }
+  void gather_weights() override { shards_->gathering().run(); }
   void sum_over_shards(const std::vector<at::Tensor>& values) override { shards_->all_reduce(values.front()); }
   void begin_step() override;
   int64_t trained_version() const override { return state_.version(); }

@@ -82,9 +82,9 @@ void Distributed::backward_of_shards(const at::Tensor& loss, bool is_last) {
   sent_->started = std::chrono::steady_clock::now();
   if (loss.defined()) loss.backward();
   const auto end = std::chrono::steady_clock::now();
-  shards_->end(/*contribute=*/true);
+  shards_->reduction().end(/*contribute=*/true);
   add_reduction_since(end);
-  const auto missing = loss.defined() && is_last ? shards_->without_gradient() : std::nullopt;
+  const auto missing = loss.defined() && is_last ? shards_->reduction().without_gradient() : std::nullopt;
   TORCH_CHECK_VALUE(!missing, "the loss did not reach ", trained_[missing.value_or(0)].first,
                     ": sharding needs a gradient of every trained parameter");
 }

@@ -20,9 +20,9 @@ void PlannedRank::divide_parameters(const std::function<bool(const at::Tensor&)>
 }
 
 void PlannedRank::run(const Body& body, bool reduce_gradients, const OnSent&) {
-  shards_->begin(reduce_gradients || shards_->reduces_every_run());
+  shards_->begin(reduce_gradients || shards_->reduction().reduces_every_run());
   if (const at::Tensor loss = body(0); loss.defined()) loss.backward();
-  shards_->end(/*contribute=*/true);
+  shards_->reduction().end(/*contribute=*/true);
 }
 
 }  // namespace trainkit::detail

@@ -21,7 +21,7 @@ class PlannedRank final : public SingleDevice {
   void divide_parameters(const std::function<bool(const at::Tensor&)>& is_whole) override;
   ParameterShards* shards(int64_t = 0) const override { return shards_.get(); }
   void run(const Body& body, bool reduce_gradients, const OnSent& on_sent) override;
-  void abandon_step() override { shards_->release_gradients(); }
+  void abandon_step() override { shards_->reduction().release(); }
 
  private:
   DeviceReplicatorOptions options_;

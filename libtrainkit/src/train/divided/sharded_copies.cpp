@@ -58,11 +58,14 @@ absl::Status join_state_of_copies(const std::vector<ShardedCopy>& copies, Checkp
   std::map<std::string, at::Tensor> others = take_copies(contents.optimizer);
   std::vector<PartsByName> parts;
   for (const ShardedCopy& copy : copies) parts.push_back(parts_by_name(*copy.optimizer));
+  const ShardLayout& layout = copies[0].shards->layout();
   const auto join = [&](const std::string& key, const std::string& parameter, at::Tensor& first) {
-    const at::Tensor whole = copies[0].shards->make_whole(parts[0].at(parameter), first.scalar_type());
+    const at::Tensor whole =
+        layout.make_whole(copies[0].shards->index_of_part(parts[0].at(parameter)), first.scalar_type());
     for (size_t copy = 0; copy < copies.size(); ++copy) {
       const at::Tensor& numbers = copy == 0 ? first : others.at(prefix_of_copy(copy) + key);
-      copies[copy].shards->put(parts[copy].at(parameter), numbers, whole);
+      const ParameterShards& shards = *copies[copy].shards;
+      shards.layout().put(shards.index_of_part(parts[copy].at(parameter)), numbers, whole);
     }
     first = whole;
   };

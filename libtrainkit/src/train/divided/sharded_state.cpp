@@ -36,22 +36,13 @@ void gather(const OwnParts& own, const ParameterShards& shards) {
   for (const auto& [key, entry] : own) *entry.second = std::move(whole[i++]);
 }
 
-/// The error of add_param_group() after the training state was divided.
-absl::Status later_group() {
-  return to_status(
-      {.exit_code = ExitCode::kUsage,
-       .id = "train.frozen",
-       .problem = "a parameter group was added after the training state was divided (sharding)",
-       .hint = "add all groups before TrainStep or Trainer is created, or create a new DeviceReplicator and "
-               "optimizer for each phase of training; without sharding groups can be added later"},
-      absl::StatusCode::kInvalidArgument);
-}
-
 DividedTensor describe(DividedTensor::Kind kind, const at::Tensor& part, const ParameterShards& shards) {
+  const ShardLayout& layout = shards.layout();
+  const size_t parameter = shards.index_of_part(part);
   return {.kind = kind,
           .part = part,
-          .shape = shards.shape_of(part).vec(),
-          .cuts = shards.is_row_major(part) ? shards.cuts(part) : std::vector<int64_t>()};
+          .shape = layout.shape(parameter).sizes().vec(),
+          .cuts = layout.is_row_major(parameter) ? layout.cuts(parameter) : std::vector<int64_t>()};
 }
 
 }  // namespace
@@ -62,39 +53,6 @@ const at::Tensor* part_of_entry(const std::string& key, const PartsByName& parts
   if (!key.starts_with(kState) || dot <= kState.size() || key.substr(dot) == ".step") return nullptr;
   const auto found = parts.find(key.substr(kState.size(), dot - kState.size()));
   return found == parts.end() ? nullptr : &found->second;
-}
-
-void add_parameters(DeviceReplicator& devices, Optimizer& optimizer) {
-  if (optimizer.is_sharded()) return;
-  if (devices.sharding() == Sharding::kNone) {
-    if (optimizer.param_groups().empty()) optimizer.add_param_groups(optimizer.groups_for(*devices.module()));
-    return;
-  }
-  std::vector<ParamGroup> groups = optimizer.take_param_groups();
-  if (groups.empty()) groups = optimizer.groups_for(*devices.module());
-  std::unordered_set<const void*> whole;
-  for (const ParamGroup& group : groups) {
-    if (!group.orthogonalize) continue;
-    for (const NamedParameter& parameter : group.params) whole.insert(parameter.tensor.unsafeGetTensorImpl());
-  }
-  devices.divide_parameters(
-      [&](const at::Tensor& parameter) { return whole.contains(parameter.unsafeGetTensorImpl()); });
-  const ParameterShards* shards = devices.shards();
-  for (ParamGroup& group : groups) {
-    for (NamedParameter& parameter : group.params) parameter.tensor = shards->part(parameter.tensor);
-  }
-  add_shards(optimizer, std::move(groups), devices, /*copy=*/0);
-}
-
-void add_shards(Optimizer& optimizer, std::vector<ParamGroup> groups, DeviceReplicator& devices, int64_t copy) {
-  ParameterShards* shards = devices.shards(copy);
-  optimizer.add_shards(
-      std::move(groups), [&devices](const auto& values) { devices.sum_over_shards(values); },
-      [shards](const at::Tensor& part) {
-        if (!shards->is_part(part)) throw absl::BadStatusOrAccess(later_group());
-        return shards->bucket_of(part);
-      },
-      [shards](size_t bucket) { shards->start_gathering(bucket); });
 }
 
 DividedCheckpoint keep_own_parts(CheckpointContents& contents, const NamedTensors& averages,
@@ -109,12 +67,12 @@ DividedCheckpoint keep_own_parts(CheckpointContents& contents, const NamedTensor
   const auto weight_part = [&](const std::string& name) -> const at::Tensor* {
     const auto found = parameters.find(name);
     const at::Tensor* part = found == parameters.end() ? nullptr : shards.find_part(found->second);
-    return part && shards.is_row_major(*part) ? part : nullptr;
+    return part && shards.layout().is_row_major(shards.index_of_part(*part)) ? part : nullptr;
   };
   const auto divide = [&](NamedTensors& tensors, DividedTensors& divided, const auto& part_and_kind) {
     std::erase_if(tensors, [&](auto& named) {
       const auto& [part, kind] = part_and_kind(named.first);
-      if (!part) return shards.rank() > 0;
+      if (!part) return shards.layout().rank() > 0;
       divided[named.first] = describe(kind, *part, shards);
       if (kind == DividedTensor::kWeight) named.second = *part;
       return false;
@@ -157,7 +115,7 @@ void load_averages(const NamedTensors& averages, const std::map<std::string, at:
                    const Optimizer& optimizer, const ParameterShards& shards) {
   const PartsByName parts = parts_by_name(optimizer);
   for (const auto& [name, average] : averages) {
-    at::Tensor(average).copy_(shards.part_of(parts.at(name), whole.at(name)));
+    at::Tensor(average).copy_(shards.layout().part_of(shards.index_of_part(parts.at(name)), whole.at(name)));
   }
 }
 
@@ -166,7 +124,9 @@ StateDict parts_of_state(StateDict state, const Optimizer& optimizer, const Para
   for (auto& [key, value] : state) {
     const at::Tensor* part = part_of_entry(key, parts);
     at::Tensor* whole = std::get_if<at::Tensor>(&value);
-    if (part && whole && whole->defined() && shards.fits(*part, *whole)) *whole = shards.part_of(*part, *whole);
+    if (!part || !whole || !whole->defined()) continue;
+    const size_t parameter = shards.index_of_part(*part);
+    if (shards.layout().fits(parameter, *whole)) *whole = shards.layout().part_of(parameter, *whole);
   }
   return state;
 }

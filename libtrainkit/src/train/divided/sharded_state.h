@@ -13,13 +13,6 @@
 
 namespace trainkit::detail {
 
-/// Gives an optimizer without parameters those of the model. If the replicator divides them (Sharding), replaces the
-/// optimizer's parameters by the parts that this rank updates. Every rank calls it.
-void add_parameters(DeviceReplicator& devices, Optimizer& optimizer);
-
-/// Adds groups of parts of a copy of the weights, which a step sends to the other ranks bucket by bucket.
-void add_shards(Optimizer& optimizer, std::vector<ParamGroup> groups, DeviceReplicator& devices, int64_t copy);
-
 /// The optimizer's parameters by name.
 using PartsByName = std::map<std::string, at::Tensor>;
 PartsByName parts_by_name(const Optimizer& optimizer);

@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "core/tensors/evaluation_mode.h"
-#include "train/step/counted_rows.h"
-#include "train/step/user_mistakes.h"
+#include "train/losses/counted_rows.h"
+#include "train/losses/user_mistakes.h"
 #include "trainkit/amp/autocast.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"

@@ -320,7 +320,6 @@ class CudaGraphs final : public GraphBackend {
 }  // namespace
 
 std::unique_ptr<GraphBackend> make_graph_backend(const std::vector<at::Device>& devices) {
-  if (graph_backend_of_test()) return graph_backend_of_test()();
   return devices.front().is_cuda() ? std::make_unique<CudaGraphs>(devices) : nullptr;
 }
 
@@ -330,9 +329,7 @@ std::unique_ptr<GraphBackend> make_graph_backend(const std::vector<at::Device>& 
 
 namespace trainkit::detail {
 
-std::unique_ptr<GraphBackend> make_graph_backend(const std::vector<at::Device>&) {
-  return graph_backend_of_test() ? graph_backend_of_test()() : nullptr;
-}
+std::unique_ptr<GraphBackend> make_graph_backend(const std::vector<at::Device>&) { return nullptr; }
 
 }  // namespace trainkit::detail
 

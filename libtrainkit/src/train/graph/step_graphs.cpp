@@ -19,11 +19,6 @@ at::Tensor scalar_at(const at::Tensor& bytes, size_t i, at::ScalarType type, at:
 
 }  // namespace
 
-std::function<std::unique_ptr<GraphBackend>()>& graph_backend_of_test() {
-  static std::function<std::unique_ptr<GraphBackend>()> make;
-  return make;
-}
-
 void ScalarPack::pack(const std::vector<at::Tensor>& scalars, at::Device device) {
   for (const at::Tensor& scalar : scalars) {
     if (!scalar.defined()) {

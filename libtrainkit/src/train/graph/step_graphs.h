@@ -1,5 +1,5 @@
 #pragma once
-// Decides when a step is captured, replayed or run eagerly. TrainStep and GraphBackend do the capture.
+// Decides when a step is captured, replayed or run eagerly. StepCapture and GraphBackend do the capture.
 
 #include <ATen/core/Tensor.h>
 
@@ -35,9 +35,6 @@ class GraphBackend {
 /// Creates the backend of CUDA graphs for devices with index; null in a build without CUDA or for other devices. A
 /// graph is launched on the current stream of the first device.
 std::unique_ptr<GraphBackend> make_graph_backend(const std::vector<at::Device>& devices);
-
-/// Factory that tests set to replace CUDA graphs, for any device. Empty by default.
-std::function<std::unique_ptr<GraphBackend>()>& graph_backend_of_test();
 
 /// Packs the scalars of a captured step into one tensor. They are copied from there before the next replay overwrites
 /// them.
@@ -76,7 +73,7 @@ struct StepGraph {
 
   std::unique_ptr<GraphBackend::Graph> graph;   // null until captured
   std::vector<std::vector<at::Tensor>> inputs;  // of each batch, at the addresses that the graph reads
-  std::vector<int64_t> state;                   // what else the graph depends on, see TrainStep::step_state
+  std::vector<int64_t> state;                   // what else the graph depends on, see StepCapture::state
   ScalarPack outputs;
   std::vector<std::string> metric_names;
   double weight = 0;

@@ -26,7 +26,7 @@ RealMemory::RealMemory(const DeviceReplicator& devices, const Optimizer& optimiz
     if (const auto* tensor = std::get_if<at::Tensor>(&value)) resident_bytes_ += static_cast<int64_t>(tensor->nbytes());
   }
   if (devices.shards()) {
-    for (const at::Tensor& memory : devices.shards()->gradient_memory())
+    for (const at::Tensor& memory : devices.shards()->reduction().memory())
       resident_bytes_ += static_cast<int64_t>(memory.nbytes());
   }
   for (const at::Tensor& parameter : devices.module()->parameters()) {  // gradient buckets of several ranks

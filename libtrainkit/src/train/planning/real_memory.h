@@ -6,6 +6,7 @@
 
 #include "memory/memory_recorder.h"
 #include "trainkit/distributed/device_replicator.h"
+#include "trainkit/io/safetensors.h"
 #include "trainkit/memory/memory_trace.h"
 #include "trainkit/optim/optimizer.h"
 

@@ -26,6 +26,7 @@
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/distributed/device_replicator.h"
 #include "trainkit/train/checkpoint.h"
+#include "trainkit/train/train_step.h"
 
 namespace trainkit {
 namespace {
@@ -213,7 +214,7 @@ std::unique_ptr<GradientOrder> record_first_bucket(const StepRecipe& recipe, con
 void assign_shards(const detail::ParameterShards* shards, const torch::nn::Module& model, MemoryRecorder& recorder) {
   if (!shards) return;
   for (const at::Tensor& parameter : model.parameters()) recorder.assign(parameter, MemoryClass::kWeights);
-  for (const at::Tensor& memory : shards->gradient_memory()) recorder.assign(memory, MemoryClass::kGradients);
+  for (const at::Tensor& memory : shards->reduction().memory()) recorder.assign(memory, MemoryClass::kGradients);
 }
 
 /// Returns whether all further steps run like the last one: eagerly, or by a graph. False while steps are traced before

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "train/run/late_scalars.h"
+#include "core/device/late_scalars.h"
 #include "trainkit/train/train_step.h"
 
 namespace trainkit {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "train/run/late_scalars.h"
+#include "core/device/late_scalars.h"
 #include "trainkit/logging/logger.h"
 #include "trainkit/train/train_step.h"
 

@@ -6,9 +6,9 @@
 #include <string>
 
 #include "core/base/option_problems.h"
-#include "train/divided/sharded_state.h"
 #include "train/run/run_state.h"
 #include "train/run/training_run.h"
+#include "train/update/step_parameters.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/train/checkpoint.h"

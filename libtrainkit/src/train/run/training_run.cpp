@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "core/base/user_exception.h"
+#include "core/device/late_scalars.h"
 #include "core/tensors/recorded.h"
 #include "monitor/diagnosis.h"
-#include "train/run/late_scalars.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/train/checkpoint.h"

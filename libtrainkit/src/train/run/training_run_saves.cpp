@@ -54,8 +54,8 @@ void TrainingRun::begin_save_together(CheckpointContents contents, const absl::S
       detail::keep_own_parts(contents, step_.averages(), *devices_.module(), optimizer_, shards);
   const auto write = [this, &shards, divided](CheckpointStore* store, int64_t step, CheckpointContents own,
                                               const absl::Status& ready) {
-    const detail::SavingRank rank{.rank = shards.rank(),
-                                  .ranks = shards.ranks(),
+    const detail::SavingRank rank{.rank = shards.layout().rank(),
+                                  .ranks = shards.layout().ranks(),
                                   .store = store,
                                   .exchange = [&](const at::Tensor& message) { return shards.exchange(message); },
                                   .gather = [&](CheckpointContents& parts,

@@ -1,0 +1,167 @@
+#include "train/losses/replica_losses.h"
+
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <chrono>
+#include <memory>
+#include <utility>
+
+#include "train/losses/counted_rows.h"
+#include "train/losses/loss_weights.h"
+#include "train/losses/nonfinite.h"
+#include "train/losses/user_mistakes.h"
+#include "trainkit/amp/autocast.h"
+#include "trainkit/distributed/sync_batch_norm.h"
+
+namespace trainkit::detail {
+namespace {
+
+// Note [Replicas that meet]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~
+// If SyncBatchNorm makes the replicas wait for each other, all of them run forward and backward. One without rows takes
+// a row that does not count in the statistics. One of weight 0 begins backward with zeros at its SyncBatchNorm layers,
+// and not at its loss, from where 0 * inf would be NaN: its rows count in the statistics, on which the other losses
+// depend.
+
+/// The root of a backward that sends zeros to some nodes.
+struct ZeroRoot : torch::autograd::Node {
+  explicit ZeroRoot(torch::autograd::edge_list to) : Node(std::move(to)) {}
+  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override {
+    torch::autograd::variable_list zeros;
+    for (const torch::autograd::Edge& edge : next_edges()) {
+      zeros.push_back(edge.function->input_metadata(edge.input_nr).zeros_like());
+    }
+    return zeros;
+  }
+};
+
+/// Begins to record the SyncBatchNorm layers of a replica, see zero_loss().
+void begin_recording(torch::nn::Module& module, bool counts_rows) {
+  for (const auto& part : module.modules()) {
+    if (auto* norm = part->as<SyncBatchNormImpl>()) norm->begin_recording(counts_rows);
+  }
+}
+
+/// Returns a loss whose backward gives the recorded SyncBatchNorm layers a part in the sums of the replicas, and the
+/// gradient 0 to the parameters before them, or (`to_all`) to all parameters. Undefined if there is nothing to do.
+/// `loss` is the replica's own.
+at::Tensor zero_loss(const torch::nn::Module& module, const at::Tensor& loss, bool to_all) {
+  torch::autograd::edge_list to;
+  for (const auto& part : module.modules()) {
+    const auto* norm = part->as<SyncBatchNormImpl>();
+    if (!norm) continue;
+    for (const auto& recorded : norm->nodes()) {
+      std::shared_ptr<torch::autograd::Node> node = recorded.lock();
+      if (!node) return loss * 0;  // within an activation checkpoint
+      to.emplace_back(std::move(node), 0);
+    }
+  }
+  for (const at::Tensor& parameter : module.parameters()) {
+    if (to_all && parameter.requires_grad()) to.push_back(torch::autograd::impl::gradient_edge(parameter));
+  }
+  if (to.empty()) return {};
+  at::Tensor zero = at::zeros({}, loss.options());
+  torch::autograd::create_gradient_edge(
+      zero, std::shared_ptr<ZeroRoot>(new ZeroRoot(std::move(to)), torch::autograd::deleteNode));
+  return zero;
+}
+
+}  // namespace
+
+ReplicaLosses::ReplicaLosses(DeviceReplicator& devices, const TrainStepOptions& options, LossWeights& weights,
+                             GradScaler& scaler)
+    : devices_(devices),
+      precision_(options.precision),
+      finds_nonfinite_(options.skip_nonfinite),
+      weights_(weights),
+      scaler_(scaler) {
+  for (const auto& part : devices.module()->modules()) {
+    const auto* norm = part->as<SyncBatchNormImpl>();
+    meet_ |= norm && norm->options.synchronize && devices.world_replicas() > 1;
+  }
+}
+
+void ReplicaLosses::begin(const LossFunction& loss) {
+  const int64_t replicas = devices_.replicas();
+  results_.resize(static_cast<size_t>(replicas));
+  if (replicas > 1) losses_ = loss.for_replicas(replicas);
+}
+
+at::Tensor ReplicaLosses::scaled_loss(int64_t replica, const Part& part) {
+  const auto i = static_cast<size_t>(replica);
+  const Batch shard = shard_of(part.batch, replica);
+  torch::nn::Module& module = *devices_.module(replica);
+  if (meet_) begin_recording(module, /*counts_rows=*/shard.size() > shard.padding_rows());
+  ReplicaResult& result = results_[i];
+  result = run(replica, shard, devices_.replicas() > 1 ? *losses_[i] : part.loss, part);
+  if (!result.output || (result.share == 0 && !meet_)) return {};
+  const at::Tensor& value = result.output->loss;
+  at::Tensor scaled = result.share == 0     ? zero_loss(module, value, devices_.needs_all_gradients())
+                      : result.share == 1.0 ? value
+                                            : value * result.share;
+  if (!scaler_.enabled() || !scaled.defined()) return scaled;
+  const std::lock_guard lock(scaler_mutex_);
+  return scaler_.scale(scaled);
+}
+
+/// Returns the rows of `replica` on its device; shares differ by one row at most. A replica without rows gets one that
+/// does not count if the others wait for it in SyncBatchNorm.
+Batch ReplicaLosses::shard_of(const Batch& batch, int64_t replica) {
+  const at::Device device = devices_.device(replica);
+  const int64_t replicas = devices_.replicas();
+  const bool has_rows = batch.size() * replica / replicas < batch.size() * (replica + 1) / replicas;
+  if (!has_rows && meet_) return uncounted_row(batch, device);
+  if (device.is_cpu()) return batch.shard(replica, replicas, device);
+  const auto start = std::chrono::steady_clock::now();
+  Batch shard = batch.shard(replica, replicas, device);
+  const std::chrono::nanoseconds time = std::chrono::steady_clock::now() - start;
+  if (replica == 0) copy_time_.fetch_add(time.count(), std::memory_order_relaxed);  // the others copy concurrently
+  return shard;
+}
+
+ReplicaResult ReplicaLosses::run(int64_t replica, const Batch& shard, const LossFunction& loss, const Part& part) {
+  ReplicaResult result;
+  try {
+    if (shard.size() > 0) {
+      result.output = forward(replica, counted_rows(shard), loss);
+      check_output(*result.output, part.step);
+      result.weight = counted_weight(shard, *result.output);
+      if (result.weight > 0) check_requires_grad(*result.output, *devices_.module(replica), part.step);
+    }
+  } catch (...) {
+    weights_.take_part(replica);
+    throw;
+  }
+  const LossWeights::Share share = weights_.share_of(replica, result.weight, part.split);
+  result.share = share.share;
+  result.unit = share.unit;
+  if (finds_nonfinite_ && result.weight > 0 && !is_finite_on_host(result.output->loss)) {
+    result.nonfinite = first_nonfinite(*devices_.module(replica), shard, result.output->loss);
+    if (result.nonfinite.empty()) result.nonfinite = "the loss is not finite";
+  }
+  return result;
+}
+
+LossOutput ReplicaLosses::forward(int64_t replica, const Batch& shard, const LossFunction& loss) {
+  torch::nn::Module& module = *devices_.module(replica);
+  if (precision_ == Precision::kFp32) return loss(module, shard);
+  const AutocastGuard autocast(devices_.device(replica), precision_ == Precision::kBf16 ? at::kBFloat16 : at::kHalf,
+                               /*enabled=*/true, /*cache_enabled=*/devices_.replicas() == 1);
+  return loss(module, shard);
+}
+
+Batch uncounted_row(const Batch& batch, at::Device device) {
+  std::vector<at::Tensor> row;
+  for (size_t i = 0; i < batch.tensors().size(); ++i) {
+    const at::Tensor& tensor = batch.tensors()[i];
+    std::vector<int64_t> shape = tensor.sizes().vec();
+    shape[0] = 1;
+    row.push_back(batch.size() > 0 ? tensor.narrow(0, 0, 1).to(device)
+                                   : at::zeros(shape, tensor.options().device(device)));
+  }
+  return Batch(batch.content()->fields, std::move(row), {}, /*padding_rows=*/1);
+}
+
+}  // namespace trainkit::detail

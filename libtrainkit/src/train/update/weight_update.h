@@ -1,0 +1,81 @@
+#pragma once
+// Updates the weights at the end of a step.
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "train/update/optimizer_copies.h"
+#include "trainkit/amp/grad_scaler.h"
+#include "trainkit/distributed/device_replicator.h"
+#include "trainkit/optim/lr_scheduler.h"
+#include "trainkit/optim/optimizer.h"
+#include "trainkit/train/step_options.h"
+
+namespace trainkit::detail {
+
+class Agreement;
+class LossWeights;
+class MemoryRecovery;
+class MetricSums;
+class StepSnapshot;
+
+/// Unscales, clips, updates all copies of the weights, moves their averages, advances scaler and schedule. Reads
+/// nothing from a device. See Note [Stages of an update]. Used by the thread of the step.
+class WeightUpdate {
+ public:
+  /// Keeps references to the arguments. `scheduler` may be null.
+  WeightUpdate(DeviceReplicator& devices, Optimizer& optimizer, const TrainStepOptions& options, LRScheduler* scheduler,
+               MemoryRecovery& memory);
+
+  GradScaler& scaler() { return scaler_; }
+  const GradScaler& scaler() const { return scaler_; }
+  OptimizerCopies& copies() { return copies_; }
+  const OptimizerCopies& copies() const { return copies_; }
+
+  /// Updates the weights from the summed gradients and releases these, or only releases them if nothing counts. Adds
+  /// grad_norm, skipped_in_a_row and first_nonfinite to the metrics of `sums`. A skipped step gets the buffers of
+  /// `snapshot` back. Waits for no other rank, except with sharding.
+  void run(const Agreement& agreement, const LossWeights& weights, MetricSums& sums, StepSnapshot& snapshot);
+  /// Drops the gradients of all copies.
+  void release_gradients();
+  /// Drops a step that failed, its gradients and the scaler's part in it.
+  void drop();
+  /// Seconds of all run() so far. Any thread may call it.
+  double seconds() const { return 1e-9 * static_cast<double>(time_.load(std::memory_order_relaxed)); }
+
+  // ---- Captured steps.
+
+  /// Keeps counters of optimizers and skips on the device, at addresses that do not change.
+  void count_on_device();
+  /// Makes room in the schedule's table for the next steps, since a graph cannot.
+  void reserve_schedule();
+  /// Versions of what a graph of the update depends on, other than addresses.
+  std::vector<int64_t> versions() const;
+  /// Follows a step that a graph has run.
+  void count_replayed_step();
+
+ private:
+  void update(const Agreement& agreement, const LossWeights& weights, MetricSums& sums, StepSnapshot& snapshot);
+  void skip(MetricSums& sums);
+  std::vector<at::Tensor> update_optimizers(const Agreement& agreement, MetricSums& sums);
+  std::vector<at::Tensor> update_unless_nonfinite(const Agreement& agreement, MetricSums& sums, StepSnapshot& snapshot);
+  void count_skips(const at::Tensor& found_inf, MetricSums& sums, StepSnapshot& snapshot);
+
+  DeviceReplicator& devices_;
+  LRScheduler* scheduler_;
+  MemoryRecovery& memory_;
+  double grad_clip_;
+  bool to_none_;  // zero_grad_set_to_none
+  bool skips_nonfinite_;
+  GradScaler scaler_;
+  OptimizerCopies copies_;
+  bool keeps_count_ = false;                    // at one address
+  at::Tensor skipped_in_a_row_, none_skipped_;  // float32, on the device
+  std::atomic<int64_t> time_{0};                // nanoseconds
+};
+
+}  // namespace trainkit::detail
