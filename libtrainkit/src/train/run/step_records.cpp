@@ -72,4 +72,36 @@ absl::Status StepRecords::check_finite(double loss, const Pending& pending) {
                             "--precision fp32"});
 }
 
+// Note [Learning rate of a record]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A record has the learning rates with which its step updated the weights, but at the end of a step the optimizer has
+// those of the next one. The host's rate is kept before the update. Where a schedule runs on the device, the host
+// computes the rate when the count of applied steps arrives with the other scalars: a step that was applied had the
+// rate of the count before it, a skipped one that of the same count.
+
+LateRates rates_of_step(const Optimizer& optimizer, const LRScheduler* scheduler, const StepMetrics& metrics,
+                        double host_lr) {
+  const std::vector<at::Tensor>& on_device = optimizer.device_group_lrs();
+  const auto times = [&optimizer](double lr) {
+    std::vector<double> lrs;
+    for (const ParamGroup& group : optimizer.param_groups()) lrs.push_back(lr * group.lr_multiple);
+    return lrs;
+  };
+  if (on_device.empty()) return {.scalars = {}, .values = [=](const double*) { return times(host_lr); }};
+  if (!scheduler) {
+    return {.scalars = on_device, .values = [count = on_device.size()](const double* arrived) {
+              return std::vector<double>(arrived, arrived + count);
+            }};
+  }
+  const at::Tensor& skipped = metrics.skipped_in_a_row;
+  const bool may_skip = skipped.defined(), counts = may_skip || metrics.world_weight > 0;
+  LateRates rates{.scalars = {optimizer.step_count()}};
+  if (may_skip) rates.scalars.push_back(skipped);
+  rates.values = [=](const double* arrived) {
+    const bool applied = counts && !(may_skip && arrived[1] > 0);
+    return times(scheduler->lr_after(static_cast<int64_t>(arrived[0]) - (applied ? 1 : 0)));
+  };
+  return rates;
+}
+
 }  // namespace trainkit

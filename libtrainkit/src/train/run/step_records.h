@@ -11,7 +11,9 @@
 
 #include "core/device/late_scalars.h"
 #include "trainkit/logging/logger.h"
-#include "trainkit/train/train_step.h"
+#include "trainkit/optim/lr_scheduler.h"
+#include "trainkit/optim/optimizer.h"
+#include "trainkit/train/step_metrics.h"
 
 namespace trainkit {
 
@@ -24,6 +26,11 @@ struct LateRates {
   std::vector<at::Tensor> scalars = {};
   std::function<std::vector<double>(const double* arrived)> values = nullptr;
 };
+
+/// Returns those of the step that has just ended. @param host_lr the optimizer's rate before the step, for rates that
+/// the host knows. @param scheduler may be null; it and the optimizer outlive the result.
+LateRates rates_of_step(const Optimizer& optimizer, const LRScheduler* scheduler, const StepMetrics& metrics,
+                        double host_lr);
 
 /// Keeps the records of steps until the copies of their scalars have arrived, then logs them in order.
 class StepRecords {

@@ -4,29 +4,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <string>
+#include <cmath>
 #include <utility>
 #include <vector>
 
 #include "core/base/user_exception.h"
-#include "core/device/late_scalars.h"
 #include "core/tensors/recorded.h"
-#include "monitor/diagnosis.h"
+#include "train/run/run_messages.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/train/checkpoint.h"
-#include "trainkit/train/trainer.h"
 
 namespace trainkit {
 namespace {
-
-std::unique_ptr<LRScheduler> make_scheduler(Optimizer& optimizer, const TrainerOptions& options) {
-  if (!options.schedule && !options.plateau) return nullptr;
-  auto schedule = options.schedule ? options.schedule : constant_lr();
-  std::optional<PlateauOptions> plateau = options.plateau;
-  if (plateau) plateau->maximize = options.monitor_higher_is_better;
-  return std::make_unique<LRScheduler>(optimizer, std::move(schedule), plateau);
-}
 
 /// Makes the error of a step that runs out of memory with one row at a time.
 absl::Status out_of_memory(const absl::Status& status) {
@@ -37,81 +27,98 @@ absl::Status out_of_memory(const absl::Status& status) {
        .hint = "use a smaller model or a device with more memory"});
 }
 
+int64_t most_skipped(const TrainerOptions& options) {
+  const bool fails = options.on_nonfinite == OnNonfinite::kFail && options.precision != Precision::kFp16;
+  return fails ? 1 : options.max_nonfinite;
+}
+
+absl::StatusOr<std::optional<Batch>> next_batch(Prefetcher& loader) {
+  const detail::ProfileStage stage("wait for a batch");
+  return loader.next();
+}
+
+/// Makes loaders that were created without a device copy their batches to it from now on.
+void use_devices(const DeviceReplicator& replicas, std::initializer_list<Prefetcher*> loaders) {
+  if (!replicas.device().is_cuda()) return;
+  std::vector<at::Device> devices;
+  for (int64_t i = 0; i < replicas.replicas(); ++i) devices.push_back(replicas.device(i));
+  for (Prefetcher* loader : loaders) {
+    if (loader && loader->options().device.is_cpu()) loader->use_devices(devices);
+  }
+}
+
+/// Compares settings and data of the ranks before the first collective. If they differed, rows and gradients would
+/// not match, or one rank would finish before the others.
+absl::Status compare_ranks(const RunContext& run, const Prefetcher* validation) {
+  if (!run.group) return absl::OkStatus();
+  // The checkpoint first: its missing or older folder on one machine also changes other fields.
+  std::vector<DigestField> fields = {{"step of the checkpoint", std::to_string(run.progress.step)},
+                                     {"max_epochs", std::to_string(run.options.max_epochs)},
+                                     {"max_steps", std::to_string(run.options.max_steps)},
+                                     {"precision", std::to_string(static_cast<int>(run.options.precision))},
+                                     {"grad_accum_steps", std::to_string(run.options.grad_accum_steps)},
+                                     {"grad_clip", std::to_string(run.options.grad_clip)},
+                                     {"ema_decay", std::to_string(run.options.ema_decay)},
+                                     {"log_every", std::to_string(run.options.log_every)},
+                                     {"eval_every", std::to_string(run.options.eval_every)},
+                                     {"save_every", std::to_string(run.options.save_every)},
+                                     {"early_stopping", std::to_string(run.options.early_stopping)},
+                                     {"monitor", run.options.monitor},
+                                     {"batch_size", std::to_string(run.loader.options().batch_size)},
+                                     {"batches per epoch", std::to_string(run.loader.batches_per_epoch())},
+                                     {"seed of the order", std::to_string(run.loader.sampler().seed())}};
+  append_data_fields("training", run.loader.dataset(), fields);
+  if (validation) append_data_fields("validation", validation->dataset(), fields);
+  return run.group->compare_digest(fields);
+}
+
 }  // namespace
 
 TrainingRun::TrainingRun(DeviceReplicator& devices, Optimizer& optimizer, const TrainerOptions& options,
                          Prefetcher& loader, LossFunction loss, const FitOptions& fit, EarlierFits& earlier)
-    : devices_(devices),
-      optimizer_(optimizer),
-      options_(options),
-      loader_(loader),
+    : run_(devices, optimizer, options, loader),
       loss_(with_step(std::move(loss), "the loss function")),
-      validation_loss_(fit.validation_loss ? with_step(fit.validation_loss, "the loss function of the evaluation")
-                                           : nullptr),
       fit_(fit),
       earlier_(earlier),
-      group_(devices.process_group()),
-      scheduler_(make_scheduler(optimizer, options)),
-      step_(devices, optimizer,
-            {.precision = options.precision,
-             .grad_accum_steps = options.grad_accum_steps,
-             .grad_clip = options.grad_clip,
-             .skip_nonfinite = options.on_nonfinite != OnNonfinite::kFail || options.grad_clip > 0,
-             .scaler = options.scaler,
-             .ema_decay = options.ema_decay,
-             .cuda_graph = options.cuda_graph,
-             .release_memory = options.release_memory},
-            scheduler_.get()),
-      saves_(group_),
-      skipped_(options.on_nonfinite == OnNonfinite::kFail && options.precision != Precision::kFp16
-                   ? 1
-                   : options.max_nonfinite),
-      records_(fit.logger, options.on_nonfinite != OnNonfinite::kFail ? 0
-                           : step_.scaler().enabled()                 ? 10
-                                                                      : 1),
-      stop_(options, loader, progress_, skipped_),
-      validation_(devices, step_, options, fit_, validation_loss_ ? validation_loss_ : loss_),
+      log_(run_, fit.logger),
+      saves_(run_, log_),
+      steady_(run_),
+      skipped_(most_skipped(options)),
+      stop_(options, loader, run_.progress, skipped_),
+      validation_(devices, run_.step, options, fit_, fit_.validation_loss ? fit_.validation_loss : loss_),
       profile_(options.output_dir,
                earlier.count > 0 && options.profile_step <= earlier.steps ? 0 : options.profile_step, devices.device(),
-               group_) {
-  progress_.fit = earlier.count;
-  progress_.step = progress_.first_step = earlier.steps;
-  progress_.first_epoch = loader.epoch() + (loader.position() > 0 && loader.at_epoch_end() ? 1 : 0);
-  progress_.rows = earlier.rows;
-  step_.set_step(progress_.step);
+               run_.group) {
+  if (fit_.validation_loss) {
+    fit_.validation_loss = with_step(std::move(fit_.validation_loss), "the loss function of the evaluation");
+  }
+  run_.progress.fit = earlier.count;
+  run_.progress.step = run_.progress.first_step = earlier.steps;
+  run_.progress.first_epoch = loader.epoch() + (loader.position() > 0 && loader.at_epoch_end() ? 1 : 0);
+  run_.progress.rows = earlier.rows;
+  run_.step.set_step(run_.progress.step);
 }
 
 absl::StatusOr<TrainerResult> TrainingRun::operator()() {
   std::optional<SignalWatch> signals;
-  if (options_.handle_signals) signals.emplace();
-  use_devices();
+  if (run_.options.handle_signals) signals.emplace();
+  use_devices(run_.devices, {&run_.loader, fit_.validation});
   TRAINKIT_RETURN_IF_ERROR(prepare());
-  warn_of_model();
-  start_ = interval_start_ = reported_ = Clock::now();
+  if (log_.logger()) log_.print(warnings_of_model(run_.devices, run_.optimizer));
   stop_.start();
-  first_stats_ = loader_.stats();
-  monitor_.emplace(loader_, monitor_sources(), options_.monitoring);
+  log_.start();
   TRAINKIT_RETURN_IF_ERROR(evaluate_again());
-  for (bool first = true; !stop_.finished();) {
-    if (step_.accumulated() == 0) TRAINKIT_RETURN_IF_ERROR(record_profile());
-    TRAINKIT_ASSIGN_OR_RETURN(std::optional<Batch> batch, next_batch());
-    if (std::exchange(first, false)) monitor_->begin();
+  while (!stop_.finished()) {
+    if (run_.step.accumulated() == 0) TRAINKIT_RETURN_IF_ERROR(record_profile());
+    TRAINKIT_ASSIGN_OR_RETURN(const std::optional<Batch> batch, next_batch(run_.loader));
     if (batch) {
-      interval_rows_ += batch->size() - batch->padding_rows();
-      if (is_saving()) progress_.rows.add(batch->row_indices());  // only checkpoints contain them
-      if (group_) vote();                                         // may be sent with the gradients
-      if (measures_now()) real_memory_.emplace(devices_, optimizer_, step_.averages());
-      {
-        const detail::ProfileStage stage("forward and backward");
-        take_step([&] { step_.accumulate(*batch, loss_); });
-      }
-      if (step_.accumulated() == options_.grad_accum_steps) TRAINKIT_RETURN_IF_ERROR(complete_step());
+      TRAINKIT_RETURN_IF_ERROR(accumulate(*batch));
     } else {
-      if (step_.accumulated() > 0) TRAINKIT_RETURN_IF_ERROR(complete_step());
+      if (run_.step.accumulated() > 0) TRAINKIT_RETURN_IF_ERROR(complete_step());
       stop_.check_epochs();
     }
   }
-  result_.monitor = with_memory(monitor_->stop());
+  result_.monitor = log_.stop(steady_.predicted(), steady_.real());
   TRAINKIT_RETURN_IF_ERROR(end());
   return std::move(result_);
 }
@@ -121,67 +128,50 @@ LossFunction TrainingRun::with_step(LossFunction loss, const char* who) const {
     try {
       return loss(model, batch);
     } catch (...) {
-      const int64_t step = progress_.step + (c10::GradMode::is_enabled() ? 1 : 0);  // else in an evaluation
+      const int64_t step = run_.progress.step + (c10::GradMode::is_enabled() ? 1 : 0);  // else in an evaluation
       throw absl::BadStatusOrAccess(detail::status_from_user_exception("step " + std::to_string(step), who));
     }
   };
 }
 
 void TrainingRun::take_step(c10::function_ref<void()> call) {
+  const auto fail = [](const absl::Status& status) {
+    const bool lacks_memory = absl::IsResourceExhausted(status) && !error_of(status);  // else of another rank
+    throw absl::BadStatusOrAccess(lacks_memory ? out_of_memory(status) : status);
+  };
   try {
     call();
   } catch (const c10::Error&) {
-    throw_step_error(status_from_current_exception());
+    fail(status_from_current_exception());
   } catch (const std::exception&) {  // of a hook or an autograd function
-    throw_step_error(
-        detail::status_from_user_exception("step " + std::to_string(progress_.step + 1), "the backward pass"));
-  }
-}
-
-void TrainingRun::throw_step_error(const absl::Status& status) {
-  const bool lacks_memory = absl::IsResourceExhausted(status) && !error_of(status);  // else of another rank
-  throw absl::BadStatusOrAccess(lacks_memory ? out_of_memory(status) : status);
-}
-
-void TrainingRun::use_devices() {
-  if (!devices_.device().is_cuda()) return;
-  std::vector<at::Device> devices;
-  for (int64_t i = 0; i < devices_.replicas(); ++i) devices.push_back(devices_.device(i));
-  for (Prefetcher* loader : {&loader_, fit_.validation}) {
-    if (loader && loader->options().device.is_cpu()) loader->use_devices(devices);
+    const std::string step = "step " + std::to_string(run_.progress.step + 1);
+    fail(detail::status_from_user_exception(step, "the backward pass"));
   }
 }
 
 absl::Status TrainingRun::prepare() {
-  TRAINKIT_RETURN_IF_ERROR(check_has_batch(loader_));
-  const double asked_lr = optimizer_.initial_lr();
+  const TrainerOptions& options = run_.options;
+  TRAINKIT_RETURN_IF_ERROR(check_has_batch(run_.loader));
+  const double asked_lr = run_.optimizer.initial_lr();
   std::string differs;
-  if (!options_.resume.empty()) {
-    TRAINKIT_ASSIGN_OR_RETURN(differs, resume_run(options_.resume, options_.output_dir, parts(), shape(), progress_));
+  if (!options.resume.empty()) {
+    TRAINKIT_ASSIGN_OR_RETURN(
+        differs, resume_run(options.resume, options.output_dir, run_.parts(), run_.shape(), run_.progress));
   }
-  TRAINKIT_RETURN_IF_ERROR(compare_ranks());
-  if (is_first() && !options_.output_dir.empty() && (options_.save_every > 0 || !options_.resume.empty())) {
-    TRAINKIT_RETURN_IF_ERROR(saves_.open(
-        options_.output_dir, {.keep_last = static_cast<int>(options_.keep_last), .keep_every = options_.keep_every}));
-  }
+  TRAINKIT_RETURN_IF_ERROR(compare_ranks(run_, fit_.validation));
+  TRAINKIT_RETURN_IF_ERROR(saves_.open());
   if (fit_.open_logger) {
-    TRAINKIT_ASSIGN_OR_RETURN(fit_.logger, fit_.open_logger());
-    records_.use(fit_.logger);
+    TRAINKIT_ASSIGN_OR_RETURN(Logger* const opened, fit_.open_logger());
+    log_.use(opened);
   }
-  if (!options_.resume.empty()) TRAINKIT_RETURN_IF_ERROR(continue_run(differs, asked_lr));
-  reserve_schedule();
-  TRAINKIT_RETURN_IF_ERROR(log_gpu_memory());
-  first_step_ = progress_.step;
-  result_.split = step_.split();
-  if (options_.predicted_memory) result_.predicted_memory_bytes = predicted_memory().allocated_bytes;
-  if (options_.predicted_memory) result_.predicted_reserved_bytes = predicted_memory().reserved_bytes;
-  begin_log();
-  const bool wants_graphs = options_.cuda_graph != CudaGraph::kOff && devices_.device().is_cuda();
-  if (fit_.logger && wants_graphs && !step_.uses_graphs()) {
-    fit_.logger->print("steps run without a CUDA graph: " + step_.graph_reason());
-  }
-  if (!group_ && options_.handle_signals)
-    stop_.check_vote(SignalWatch::stop_signal());  // several ranks vote after a step
+  if (!options.resume.empty()) TRAINKIT_RETURN_IF_ERROR(continue_run(differs, asked_lr));
+  run_.reserve_schedule();
+  TRAINKIT_RETURN_IF_ERROR(log_.print_gpu_memory());
+  run_.first_step = run_.progress.step;
+  log_.begin();
+  log_.print(without_graphs(run_));
+  // Several ranks vote after a step.
+  if (!run_.group && options.handle_signals) stop_.check_vote(SignalWatch::stop_signal());
   stop_.check_steps();
   stop_.check_epochs();
   stop_.check_patience();
@@ -189,116 +179,116 @@ absl::Status TrainingRun::prepare() {
 }
 
 absl::Status TrainingRun::continue_run(const std::string& differs, double asked_lr) {
-  if (fit_.logger && !differs.empty()) fit_.logger->print("warning: " + differs);
-  if (options_.override_lr) set_base_lr(asked_lr);
-  log_learning_rate(asked_lr);
-  if (fit_.logger) TRAINKIT_RETURN_IF_ERROR(fit_.logger->rewind(progress_.step));
-  earlier_.steps = last_saved_ = progress_.step;
-  step_.set_step(progress_.step);
-  step_.set_weight_unit(progress_.weight_unit);
-  step_.set_split(progress_.split);
-  step_.synchronize();
+  if (!differs.empty()) log_.print("warning: " + differs);
+  if (run_.options.override_lr) {
+    run_.optimizer.set_lr(asked_lr);
+    if (run_.scheduler) run_.scheduler->set_base_lr(asked_lr);
+  }
+  // Compared with the initial rate: a plateau may have lowered the other one.
+  if (asked_lr != run_.optimizer.initial_lr()) {
+    const double kept = run_.scheduler ? run_.scheduler->base_lr() : run_.optimizer.lr();
+    log_.print(ignored_learning_rate(kept, asked_lr));
+  }
+  if (log_.logger()) TRAINKIT_RETURN_IF_ERROR(log_.logger()->rewind(run_.progress.step));
+  saves_.set_last_step(run_.progress.step);
+  run_.step.set_weight_unit(run_.progress.weight_unit);
+  run_.step.set_split(run_.progress.split);
+  continue_at_step();
   return absl::OkStatus();
 }
 
-void TrainingRun::reserve_schedule() {
-  constexpr int64_t kLongest = 1 << 20;
-  const int64_t steps = planned_steps(loader_.batches_per_epoch(), options_);
-  if (scheduler_) scheduler_->reserve(std::min(steps + 2, kLongest));
+void TrainingRun::continue_at_step() {
+  earlier_.steps = run_.progress.step;
+  run_.step.set_step(run_.progress.step);
+  run_.step.synchronize();
 }
 
-absl::Status TrainingRun::compare_ranks() {
-  if (!group_) return absl::OkStatus();
-  // The checkpoint first: its missing or older folder on one machine also changes other fields.
-  std::vector<DigestField> fields = {{"step of the checkpoint", std::to_string(progress_.step)},
-                                     {"max_epochs", std::to_string(options_.max_epochs)},
-                                     {"max_steps", std::to_string(options_.max_steps)},
-                                     {"precision", std::to_string(static_cast<int>(options_.precision))},
-                                     {"grad_accum_steps", std::to_string(options_.grad_accum_steps)},
-                                     {"grad_clip", std::to_string(options_.grad_clip)},
-                                     {"ema_decay", std::to_string(options_.ema_decay)},
-                                     {"log_every", std::to_string(options_.log_every)},
-                                     {"eval_every", std::to_string(options_.eval_every)},
-                                     {"save_every", std::to_string(options_.save_every)},
-                                     {"early_stopping", std::to_string(options_.early_stopping)},
-                                     {"monitor", options_.monitor},
-                                     {"batch_size", std::to_string(loader_.options().batch_size)},
-                                     {"batches per epoch", std::to_string(loader_.batches_per_epoch())},
-                                     {"seed of the order", std::to_string(loader_.sampler().seed())}};
-  append_data_fields("training", loader_.dataset(), fields);
-  if (fit_.validation) append_data_fields("validation", fit_.validation->dataset(), fields);
-  return group_->compare_digest(fields);
+absl::Status TrainingRun::accumulate(const Batch& batch) {
+  log_.add_batch(batch);
+  if (saves_.is_on()) run_.progress.rows.add(batch.row_indices());  // only checkpoints contain them
+  if (run_.group) vote();                                           // may be sent with the gradients
+  steady_.begin_batch();
+  {
+    const detail::ProfileStage stage("forward and backward");
+    take_step([&] { run_.step.accumulate(batch, loss_); });
+  }
+  return run_.step.accumulated() == run_.options.grad_accum_steps ? complete_step() : absl::OkStatus();
 }
 
 absl::Status TrainingRun::complete_step() {
   vote();
-  wait_for_copy();
-  last_lr_ = optimizer_.lr();  // the schedule's next one replaces it
+  saves_.wait_for_copy();
+  const double lr = run_.optimizer.lr();  // the schedule's next one replaces it
+  StepMetrics metrics;
   {
     const detail::ProfileStage stage("update");
-    take_step([&] { last_metrics_ = step_.finish(); });
+    take_step([&] { metrics = run_.step.finish(); });
   }
-  averaged_ = false;
-  skipped_.add(progress_.step + 1, last_metrics_);
-  log_skips(/*wait=*/false);
-  if (!options_.weight_unit.empty()) interval_weight_ += last_metrics_.world_weight;
-  const int64_t step = earlier_.steps = ++progress_.step;
-  progress_.weight_unit = step_.weight_unit();
-  const bool measured = real_memory_ && is_steady();
-  if (measured) log_memory();
-  log_monitor(measured);
-  if (step_.split() != progress_.split) TRAINKIT_RETURN_IF_ERROR(log_split());
-  log_graphs();
-  if (fit_.logger) {
-    fit_.logger->tick(step);
-    for (const std::string& row : monitor_->take_rows()) fit_.logger->show_row(row);
-  }
-  // On the CPU non-finite values are known immediately and are the same on all ranks; on devices the ranks vote.
-  const int stop = !group_                      ? stop_.vote()
-                   : devices_.device().is_cpu() ? std::max(step_.agreed_stop(), stop_.nonfinite_vote())
-                                                : step_.agreed_stop();
-  if (stop == kGiveUp) return skipped_.error();
-  if (stop == kRollBack) return roll_back();
-  TRAINKIT_RETURN_IF_ERROR(check_background_save());
-  stop_.check_vote(stop);
-  stop_.check_steps();
-  if (options_.log_every > 0 && step % options_.log_every == 0) TRAINKIT_RETURN_IF_ERROR(log_step());
-  const bool milestone = options_.keep_every > 0 && step % options_.keep_every == 0;
-  const bool save_due = is_saving() && (step_.agreed_save() || step % options_.save_every == 0 || milestone);
-  if (evaluation_due()) {
-    TRAINKIT_RETURN_IF_ERROR(evaluate_step(save_due || (is_saving() && stop_.was_last_step())));
-  }
-  if (save_due && !stop_.was_last_step()) return save();
-  return absl::OkStatus();
+  skipped_.add(run_.progress.step + 1, metrics);
+  log_.print(skipped_.take(/*wait=*/false));
+  log_.add_step(std::move(metrics), lr);
+  earlier_.steps = ++run_.progress.step;
+  run_.progress.weight_unit = run_.step.weight_unit();
+  const bool measured = steady_.end_step();
+  if (measured) log_.print(steady_.memory_line());
+  if (run_.step.split() != run_.progress.split) TRAINKIT_RETURN_IF_ERROR(log_split());
+  log_.print(steady_.graph_lines());
+  log_.tick(measured, steady_.predicted(), steady_.real());
+  return after_step();
 }
 
-absl::StatusOr<std::optional<Batch>> TrainingRun::next_batch() {
-  const detail::ProfileStage stage("wait for a batch");
-  return loader_.next();
+absl::Status TrainingRun::after_step() {
+  const TrainerOptions& options = run_.options;
+  const int stop = agreed_stop();
+  if (stop == kGiveUp) return skipped_.error();
+  if (stop == kRollBack) return roll_back();
+  TRAINKIT_RETURN_IF_ERROR(saves_.check());
+  stop_.check_vote(stop);
+  stop_.check_steps();
+  const auto is_due = [step = run_.progress.step](int64_t every) { return every > 0 && step % every == 0; };
+  if (is_due(options.log_every)) TRAINKIT_RETURN_IF_ERROR(log_.log_step(saves_.background_seconds()));
+  const bool save_due =
+      saves_.is_on() && (run_.step.agreed_save() || is_due(options.save_every) || is_due(options.keep_every));
+  if (evaluation_due()) {
+    TRAINKIT_RETURN_IF_ERROR(evaluate(save_due || (saves_.is_on() && stop_.was_last_step())));
+  }
+  return save_due && !stop_.was_last_step() ? save() : absl::OkStatus();
+}
+
+void TrainingRun::vote() {
+  run_.step.request_stop(stop_.vote());
+  if (run_.options.handle_signals && SignalWatch::take_save_request()) run_.step.request_save();
+}
+
+int TrainingRun::agreed_stop() const {
+  // On the CPU non-finite values are known immediately and are the same on all ranks; on devices the ranks vote.
+  if (!run_.group) return stop_.vote();
+  const int agreed = run_.step.agreed_stop();
+  return run_.devices.device().is_cpu() ? std::max(agreed, stop_.nonfinite_vote()) : agreed;
+}
+
+absl::Status TrainingRun::log_split() {
+  run_.progress.split = run_.step.split();
+  TRAINKIT_RETURN_IF_ERROR(log_.print_gpu_memory());
+  log_.print(split_messages(run_));
+  return absl::OkStatus();
 }
 
 absl::Status TrainingRun::roll_back() {
   skipped_.reset_consecutive();
-  TRAINKIT_RETURN_IF_ERROR(finish_save());
-  if (last_saved_ < 0) return absl::OkStatus();
-  TRAINKIT_RETURN_IF_ERROR(records_.emit(/*wait=*/true));
-  const int64_t from = progress_.step;
-  step_.confirm();
-  TRAINKIT_RETURN_IF_ERROR(roll_back_run(options_.output_dir, parts(), progress_));
-  rollbacks_ = std::exchange(rolled_back_to_, progress_.step) == progress_.step ? rollbacks_ + 1 : 1;
-  if (rollbacks_ >= options_.max_nonfinite) return skipped_.error();
-  earlier_.steps = progress_.step;
-  step_.set_step(progress_.step);
-  step_.synchronize();
-  if (!fit_.logger) return absl::OkStatus();
-  fit_.logger->print(fmt::format("rolled back from step {} to the weights of step {}; continuing with the next rows",
-                                 from, progress_.step));
-  return fit_.logger->rewind(progress_.step);
-}
-
-void TrainingRun::vote() {
-  step_.request_stop(stop_.vote());
-  if (options_.handle_signals && SignalWatch::take_save_request()) step_.request_save();
+  TRAINKIT_RETURN_IF_ERROR(saves_.finish());
+  if (saves_.last_step() < 0) return absl::OkStatus();
+  TRAINKIT_RETURN_IF_ERROR(log_.emit(/*wait=*/true));
+  const int64_t from = run_.progress.step;
+  run_.step.confirm();
+  TRAINKIT_RETURN_IF_ERROR(roll_back_run(run_.options.output_dir, run_.parts(), run_.progress));
+  const int64_t to = run_.progress.step;
+  rollbacks_ = {.count = rollbacks_.to == to ? rollbacks_.count + 1 : 1, .to = to};
+  if (rollbacks_.count >= run_.options.max_nonfinite) return skipped_.error();
+  continue_at_step();
+  log_.print(
+      fmt::format("rolled back from step {} to the weights of step {}; continuing with the next rows", from, to));
+  return log_.logger() ? log_.logger()->rewind(to) : absl::OkStatus();
 }
 
 // Note [End of an interrupted run]
@@ -309,59 +299,78 @@ void TrainingRun::vote() {
 // - if the signal arrived in the last step of the last epoch, the loader is advanced past the end of the epoch, so
 //   that the saved position is that of a finished run;
 // - the final evaluation of a finished run is left to the resumed run, which learns from
-//   progress_.evaluated_step that it is missing.
+//   progress.evaluated_step that it is missing.
 // The order is that of every other step: log record, evaluation, checkpoint.
 
 absl::Status TrainingRun::end() {
-  const bool trained = progress_.step > first_step_;
   // See Note [End of an interrupted run].
   if (stop_.reason() == ExitReason::kSignal && stop_.has_all_epochs() && !stop_.has_all_steps() &&
-      loader_.at_epoch_end()) {
-    TRAINKIT_RETURN_IF_ERROR(loader_.next().status());
+      run_.loader.at_epoch_end()) {
+    TRAINKIT_RETURN_IF_ERROR(run_.loader.next().status());
   }
-  if (profile_.is_recording()) {
-    TRAINKIT_RETURN_IF_ERROR(write_profile());
-  } else if (profile_.is_waiting() && fit_.logger) {
-    fit_.logger->print(fmt::format("warning: no profile: the run ended before step {}", options_.profile_step));
-  }
-  if (trained) {
-    take_step([&] { step_.confirm(); });
-    log_skips(/*wait=*/true);
-    if (skipped_.too_many()) return skipped_.error();
-    // See Note [End of an interrupted run].
-    const bool will_resume = stop_.reason() == ExitReason::kSignal && !stop_.has_all_steps() && !stop_.has_all_epochs();
-    const bool due = options_.log_every > 0 && progress_.step % options_.log_every != 0;
-    if (due && !will_resume) TRAINKIT_RETURN_IF_ERROR(log_step());
-    TRAINKIT_RETURN_IF_ERROR(records_.emit(/*wait=*/true));
-    average_metrics();
-    result_.loss = LateScalars({last_metrics_.loss}).values()[0];
-  }
+  TRAINKIT_RETURN_IF_ERROR(end_profile());
+  if (run_.progress.step > run_.first_step) TRAINKIT_RETURN_IF_ERROR(end_steps());
   // After the record of the step, as in any other step.
   const bool evaluates =
-      fit_.validation && stop_.reason() != ExitReason::kSignal && progress_.evaluated_step != progress_.step;
-  if (evaluates) TRAINKIT_RETURN_IF_ERROR(evaluate_step(is_saving()));
-  TRAINKIT_RETURN_IF_ERROR(finish_save());
-  if (is_saving() && (evaluates || last_saved_ != progress_.step)) TRAINKIT_RETURN_IF_ERROR(save());
-  TRAINKIT_RETURN_IF_ERROR(finish_save());
-  step_.swap_averages();  // fit() leaves the averages in the model
-  if (fit_.logger) TRAINKIT_RETURN_IF_ERROR(fit_.logger->flush());
+      fit_.validation && stop_.reason() != ExitReason::kSignal && run_.progress.evaluated_step != run_.progress.step;
+  if (evaluates) TRAINKIT_RETURN_IF_ERROR(evaluate(saves_.is_on()));
+  TRAINKIT_RETURN_IF_ERROR(saves_.finish());
+  if (saves_.is_on() && (evaluates || saves_.last_step() != run_.progress.step)) TRAINKIT_RETURN_IF_ERROR(save());
+  TRAINKIT_RETURN_IF_ERROR(saves_.finish());
+  run_.step.swap_averages();  // fit() leaves the averages in the model
+  if (log_.logger()) TRAINKIT_RETURN_IF_ERROR(log_.logger()->flush());
   ++earlier_.count;
-  earlier_.rows = progress_.rows;
+  earlier_.rows = run_.progress.rows;
+  const RunProgress& progress = run_.progress;
   result_.reason = stop_.reason();
   result_.signal = stop_.signal();
-  result_.steps = progress_.step;
-  result_.steps_run = progress_.step - first_step_;
-  result_.epochs = epoch_fraction();
-  result_.best_evaluation = progress_.best;
-  result_.best_step = progress_.best_step;
-  result_.wall_seconds = seconds_since(start_);
-  result_.effective_fraction = result_.wall_seconds > 0 ? 1 - pause_seconds_ / result_.wall_seconds : 0;
-  result_.data_wait_fraction = difference(loader_.stats(), first_stats_).wait_fraction();
+  result_.steps = progress.step;
+  result_.steps_run = progress.step - run_.first_step;
+  result_.epochs = run_.epochs();
+  result_.graph_steps = run_.step.graph_steps();
+  result_.split = run_.step.split();
+  result_.skipped_steps = skipped_.total();
+  result_.best_evaluation = progress.best;
+  result_.best_step = progress.best_step;
+  result_.predicted_memory_bytes = steady_.predicted().allocated_bytes;
+  result_.predicted_reserved_bytes = steady_.predicted().reserved_bytes;
+  result_.real_memory_bytes = steady_.real().allocated_bytes;
+  result_.real_reserved_bytes = steady_.real().reserved_bytes;
+  result_.wall_seconds = log_.wall_seconds();
+  result_.effective_fraction = log_.effective_fraction();
+  result_.data_wait_fraction = log_.data_wait_fraction();
+  return absl::OkStatus();
+}
+
+absl::Status TrainingRun::end_steps() {
+  take_step([&] { run_.step.confirm(); });
+  log_.print(skipped_.take(/*wait=*/true));
+  if (skipped_.too_many()) return skipped_.error();
+  // See Note [End of an interrupted run].
+  const bool will_resume = stop_.reason() == ExitReason::kSignal && !stop_.has_all_steps() && !stop_.has_all_epochs();
+  const bool due = run_.options.log_every > 0 && run_.progress.step % run_.options.log_every != 0;
+  if (due && !will_resume) TRAINKIT_RETURN_IF_ERROR(log_.log_step(saves_.background_seconds()));
+  TRAINKIT_RETURN_IF_ERROR(log_.emit(/*wait=*/true));
+  result_.loss = log_.last_loss();
+  return absl::OkStatus();
+}
+
+absl::Status TrainingRun::record_profile() {
+  return profile_.begin_step(run_.progress.step + 1) ? end_profile() : absl::OkStatus();
+}
+
+absl::Status TrainingRun::end_profile() {
+  if (profile_.is_recording()) {
+    TRAINKIT_ASSIGN_OR_RETURN(const std::string line, profile_.write(run_.progress.step));
+    log_.print(line);
+  } else if (profile_.is_waiting()) {
+    log_.print(fmt::format("warning: no profile: the run ended before step {}", run_.options.profile_step));
+  }
   return absl::OkStatus();
 }
 
 bool TrainingRun::evaluation_due() const {
-  return fit_.validation && options_.eval_every > 0 && progress_.step % options_.eval_every == 0;
+  return fit_.validation && run_.options.eval_every > 0 && run_.progress.step % run_.options.eval_every == 0;
 }
 
 // Note [Failed evaluation]
@@ -372,27 +381,56 @@ bool TrainingRun::evaluation_due() const {
 // (evaluate_again()), so it continues as a run whose evaluation did not fail. All ranks learn of a failure on one of
 // them, since the save needs collectives.
 
-absl::Status TrainingRun::evaluate_step(bool save_due) {
+absl::Status TrainingRun::evaluate(bool save_due) {
   const detail::ProfileStage stage("evaluation");
-  take_step([&] { step_.confirm(); });
-  TRAINKIT_RETURN_IF_ERROR(records_.emit(/*wait=*/true));
-  TRAINKIT_RETURN_IF_ERROR(finish_save());  // on_evaluation may look up the last checkpoint, as BestModel does
-  const Clock::time_point start = begin_pause();
-  absl::StatusOr<Metrics> metrics = validation_.evaluate(progress_.step);
-  if (metrics.ok()) TRAINKIT_RETURN_IF_ERROR(log_gpu_memory());
-  if (metrics.ok()) record_evaluation(*std::move(metrics), start);
-  end_pause(start);
+  take_step([&] { run_.step.confirm(); });
+  TRAINKIT_RETURN_IF_ERROR(log_.emit(/*wait=*/true));
+  TRAINKIT_RETURN_IF_ERROR(saves_.finish());  // on_evaluation may look up the last checkpoint, as BestModel does
+  const TrainingLog::Clock::time_point start = log_.pause();
+  absl::StatusOr<Metrics> metrics = validation_.evaluate(run_.progress.step);
+  if (metrics.ok()) {
+    TRAINKIT_RETURN_IF_ERROR(log_.print_gpu_memory());
+    note_evaluation(*metrics);
+    log_.log_evaluation(*metrics, std::chrono::duration<double>(TrainingLog::Clock::now() - start).count());
+    result_.evaluation = *std::move(metrics);
+  }
+  log_.resume(start);
   if (metrics.ok() || !save_due) return metrics.status();
   absl::Status saved = save();
-  if (saved.ok()) saved = finish_save();
-  if (!saved.ok() && fit_.logger) fit_.logger->print("warning: " + error_line(saved));
+  if (saved.ok()) saved = saves_.finish();
+  if (!saved.ok()) log_.print("warning: " + error_line(saved));
   return metrics.status();
 }
 
 absl::Status TrainingRun::evaluate_again() {
-  const bool failed = !options_.resume.empty() && !stop_.finished() && evaluation_due() && progress_.step > 0 &&
-                      progress_.evaluated_step != progress_.step;
-  return failed ? evaluate_step(/*save_due=*/false) : absl::OkStatus();
+  const bool failed = !run_.options.resume.empty() && !stop_.finished() && evaluation_due() && run_.progress.step > 0 &&
+                      run_.progress.evaluated_step != run_.progress.step;
+  return failed ? evaluate(/*save_due=*/false) : absl::OkStatus();
+}
+
+void TrainingRun::note_evaluation(const Metrics& metrics) {
+  RunProgress& progress = run_.progress;
+  const TrainerOptions& options = run_.options;
+  progress.evaluated_step = progress.step;
+  const double value = metrics.at(options.monitor);
+  const auto best = progress.best.find(options.monitor);
+  const bool none_yet = best == progress.best.end();
+  // NaN is no improvement, and every number is one over a first evaluation of NaN.
+  const bool improved =
+      !std::isnan(value) && (none_yet || std::isnan(best->second) ||
+                             (options.monitor_higher_is_better ? value > best->second : value < best->second));
+  if (improved || none_yet) {
+    progress.best = metrics;
+    progress.best_step = progress.step;
+  }
+  progress.bad_evaluations = improved ? 0 : progress.bad_evaluations + 1;
+  if (options.plateau) run_.scheduler->step_metric(value);
+  stop_.check_patience();
+}
+
+absl::Status TrainingRun::save() {
+  take_step([&] { run_.step.confirm(); });
+  return saves_.save();
 }
 
 }  // namespace trainkit

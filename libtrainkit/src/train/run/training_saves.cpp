@@ -1,0 +1,100 @@
+#include "train/run/training_saves.h"
+
+#include <utility>
+
+#include "core/tensors/recorded.h"
+#include "train/divided/sharded_copies.h"
+#include "train/divided/sharded_state.h"
+#include "train/run/run_messages.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
+
+namespace trainkit {
+
+absl::Status TrainingSaves::open() {
+  const TrainerOptions& options = run_.options;
+  const bool uses_folder = !options.output_dir.empty() && (options.save_every > 0 || !options.resume.empty());
+  if (!run_.is_first() || !uses_folder) return absl::OkStatus();
+  return saves_.open(options.output_dir,
+                     {.keep_last = static_cast<int>(options.keep_last), .keep_every = options.keep_every});
+}
+
+absl::Status TrainingSaves::save() {
+  const detail::ProfileStage stage("copy the state to save");
+  TRAINKIT_RETURN_IF_ERROR(finish());  // one at a time
+  TRAINKIT_RETURN_IF_ERROR(log_.emit(/*wait=*/true));
+  const TrainingLog::Clock::time_point start = log_.pause();
+  TRAINKIT_ASSIGN_OR_RETURN(CheckpointContents contents,
+                            collect_run(run_.parts(), run_.progress, run_.shape(), run_.options.config));
+  // Flush the records first, so that a run resumed from this checkpoint does not repeat them.
+  const absl::Status logged = log_.logger() ? log_.logger()->flush() : absl::OkStatus();
+  const int64_t step = run_.progress.step;
+  const detail::ParameterShards* shards = run_.devices.shards();
+  if (const auto copies = detail::sharded_copies(run_.devices, run_.step); copies.size() > 1) {  // of one process
+    detail::add_state_of_copies(copies, contents);
+    saves_.begin(step, contents, logged,
+                 [copies](CheckpointContents& own) { return detail::join_state_of_copies(copies, own); });
+  } else if (shards && run_.group) {
+    begin_together(std::move(contents), logged, *shards);
+  } else {
+    saves_.begin(step, contents, logged);
+  }
+  log_.resume(start, /*for_save=*/true);
+  return absl::OkStatus();
+}
+
+/// Starts a save in which each rank writes its parts of the divided training state.
+void TrainingSaves::begin_together(CheckpointContents contents, const absl::Status& logged,
+                                   const detail::ParameterShards& shards) {
+  const detail::DividedCheckpoint divided =
+      detail::keep_own_parts(contents, run_.step.averages(), *run_.devices.module(), run_.optimizer, shards);
+  const auto write = [this, &shards, divided](CheckpointStore* store, int64_t step, CheckpointContents own,
+                                              const absl::Status& ready) {
+    const detail::SavingRank rank{.rank = shards.layout().rank(),
+                                  .ranks = shards.layout().ranks(),
+                                  .store = store,
+                                  .exchange = [&](const at::Tensor& message) { return shards.exchange(message); },
+                                  .gather = [&](CheckpointContents& parts,
+                                                bool all) { return detail::gather_parts(parts, divided, all, shards); },
+                                  .on_alone = [this] { wrote_alone_ = true; }};
+    return detail::save_together(rank, step, std::move(own), divided, ready);
+  };
+  saves_.begin_together(run_.progress.step, contents, logged, write);
+}
+
+void TrainingSaves::wait_for_copy() {
+  if (!saves_.is_copying()) return;
+  const TrainingLog::Clock::time_point start = log_.pause();
+  saves_.wait_for_copy();
+  log_.resume(start, /*for_save=*/true);
+}
+
+absl::Status TrainingSaves::finish() {
+  if (!saves_.under_way()) return absl::OkStatus();
+  const TrainingLog::Clock::time_point start = log_.pause();
+  const absl::Status saved = saves_.finish();
+  log_.resume(start, /*for_save=*/true);
+  if (saved.ok()) {
+    last_step_ = saves_.step();
+    warn_once();
+    return absl::OkStatus();
+  }
+  if (!run_.options.continue_on_save_error) return saved;
+  log_.print("warning: " + error_line(saved) + "; continuing with the last good checkpoint");
+  return absl::OkStatus();
+}
+
+absl::Status TrainingSaves::check() {
+  saves_.release_unused_buffer();
+  return !run_.group && saves_.has_ended() ? finish() : absl::OkStatus();
+}
+
+void TrainingSaves::warn_once() {
+  const absl::Status kept = saves_.retention_status();
+  if (!kept.ok() && !std::exchange(warned_of_old_checkpoints_, true)) log_.print(undeleted_checkpoint(kept));
+  if (wrote_alone_ && !std::exchange(warned_of_separate_disks_, true)) {
+    log_.print(separate_disks(run_.options.output_dir));
+  }
+}
+
+}  // namespace trainkit

@@ -1,0 +1,54 @@
+#pragma once
+// The checkpoints of a run. Internal to Trainer.
+
+#include <absl/status/status.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "train/checkpoint/background_saves.h"
+#include "train/run/run_context.h"
+#include "train/run/training_log.h"
+
+namespace trainkit {
+
+/// Saves the run in a background thread of the first rank (with sharding of every rank); training continues as soon as
+/// the weights are copied. See Note [Background saves] in background_saves.cpp. Every rank makes the same calls. Keeps
+/// references to the arguments.
+class TrainingSaves {
+ public:
+  TrainingSaves(RunContext& run, TrainingLog& log) : run_(run), log_(log), saves_(run.group) {}
+
+  /// Returns whether the options ask for checkpoints.
+  bool is_on() const { return run_.options.save_every > 0 && !run_.options.output_dir.empty(); }
+  /// Opens the checkpoint folder, on the first rank, if the run saves or resumes.
+  absl::Status open();
+  /// Step of the last checkpoint of this run, or that it resumed from; -1 without.
+  int64_t last_step() const { return last_step_; }
+  void set_last_step(int64_t step) { last_step_ = step; }
+
+  /// Starts to save the run after the step that has ended, which has succeeded on all ranks (TrainStep::confirm).
+  absl::Status save();
+  /// Waits until the running save, if any, has copied the optimizer's state. Call it before an update.
+  void wait_for_copy();
+  /// Waits for the running save, if any. All ranks continue, or all end. Call it before reading or naming the last
+  /// checkpoint.
+  absl::Status finish();
+  /// Ends the run soon after a failed save. Several ranks learn of it together, in finish().
+  absl::Status check();
+  double background_seconds() const { return saves_.background_seconds(); }
+
+ private:
+  void begin_together(CheckpointContents contents, const absl::Status& logged, const detail::ParameterShards& shards);
+  void warn_once();
+
+  RunContext& run_;
+  TrainingLog& log_;
+  std::atomic<bool> wrote_alone_{false};  // set by the thread of saves_
+  BackgroundSaves saves_;
+  int64_t last_step_ = -1;
+  bool warned_of_old_checkpoints_ = false;
+  bool warned_of_separate_disks_ = false;
+};
+
+}  // namespace trainkit
