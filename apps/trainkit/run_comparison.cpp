@@ -10,6 +10,7 @@
 #include <set>
 
 #include "core/machine/cgroup.h"
+#include "logging/field_names.h"
 #include "logging/tf_event.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/format.h"
@@ -22,6 +23,7 @@ namespace trainkit::tool {
 namespace {
 
 namespace fs = std::filesystem;
+namespace fields = detail::fields;
 
 std::vector<std::string> names_in(const std::string& folder,
                                   const std::function<bool(const fs::directory_entry&)>& keep) {
@@ -167,8 +169,9 @@ absl::Status compare_checkpoints(const std::string& reference, const std::string
 /// Returns whether a logged value depends on time or on the machine, or is in `ignored`.
 bool is_measured(const std::string& name, const std::vector<std::string>& ignored) {
   const auto ends = [&](std::string_view end) { return name.ends_with(end); };
-  return ends("_per_second") || ends("_fraction") || ends("_seconds") || ends("_bytes") || name == "utilisation" ||
-         name == "queue_depth" || name == "time" || std::find(ignored.begin(), ignored.end(), name) != ignored.end();
+  return ends("_per_second") || ends("_fraction") || ends("_seconds") || ends("_bytes") ||
+         name == fields::kUtilisation || name == fields::kQueueDepth || name == fields::kTime ||
+         std::find(ignored.begin(), ignored.end(), name) != ignored.end();
 }
 
 absl::StatusOr<Compared> compare_records(const std::string& reference, const std::string& other,

@@ -285,6 +285,36 @@ def check_figures(tree):
     yield from figures.check(tree.root)
 
 
+FIELD_NAMES = "libtrainkit/src/logging/field_names.h"
+FIELDS_PAGE = "docs/formats/run.md"
+
+
+def check_fields(tree):
+    """The tables of docs/formats/run.md have every name of logging/field_names.h below the heading of its file, and no
+    other name."""
+    if FIELD_NAMES not in tree.files:
+        return
+    named, described, names = {}, {}, {}  # the first two: {file: {name: line}}
+    for number, line in enumerate(tree.read(FIELD_NAMES).splitlines(), 1):
+        if heading := re.match(r"// ---- ([\w.]+):", line):
+            names = named.setdefault(heading[1], {})
+        elif name := re.match(r'inline constexpr char k\w+\[\] = "(\w+)";', line):
+            names[name[1]] = number
+    page = re.sub(r"```.*?```", lambda code: re.sub(r"[^\n]", "", code.group()), tree.read(FIELDS_PAGE), flags=re.S)
+    for number, line in enumerate(page.splitlines(), 1):
+        if heading := re.match(r"## (.*)", line):
+            names = described.setdefault(heading[1], {})
+        elif cell := re.match(r"\| ([^|]*) \|", line):
+            names |= {name: number for name in re.findall(r"`(\w+)`", cell[1]) if name not in names}
+    for file, names in named.items():
+        for name, number in names.items():
+            if name not in described.get(file, {}):
+                yield f"{FIELD_NAMES}:{number}: no table of {FIELDS_PAGE} has `{name}` below the heading {file}"
+        for name, number in described.get(file, {}).items():
+            if not any(name in others for others in named.values()):
+                yield f"{FIELDS_PAGE}:{number}: {FIELD_NAMES} has no name {name}"
+
+
 # Phrases that are hard for readers of English as a second language, with the replacement. A space stands for any gap,
 # including a line break between two lines of a comment.
 HARD_PHRASES = [
@@ -361,7 +391,7 @@ def check_symbols(tree, build):
 
 QUICK = [check_layers, check_cycles, check_internals, check_classes, check_umbrella, check_surface, check_function_lines,
          check_headers_listed, check_file_functions, check_paths, check_conflicts, check_links, check_readme,
-         check_promises, check_errors, check_figures, check_pictures, check_plain_english]
+         check_promises, check_errors, check_figures, check_fields, check_pictures, check_plain_english]
 WITH_BUILD = [check_symbols]
 TABLES = {"classes": classes.largest, "cycles": folders.print_cycles}
 

@@ -350,6 +350,22 @@ class A::Impl {
             self.assertEqual(len(problems), 1, problems)
             self.assertIn(words, problems[0])
 
+    def test_fields_of_a_run_that_the_page_or_the_header_lacks(self):
+        header = ("// ---- metrics.jsonl: records.\n\n" 'inline constexpr char kStep[] = "step";\n' 'inline constexpr char kSplit[] = "split";\n'
+                  "// ---- run.json: sessions.\n" 'inline constexpr char kHost[] = "host";\n' 'inline constexpr char kName[] = "name";\n')
+        page = ("## Files\n| `x` | a file |\n## metrics.jsonl\n```json\n| `y` | code |\n```\n| `step`, `split` | `train` |\n"
+                "## run.json\n| `host`: `name` | the machine |\n| `step` | as above |\n")
+        sources = {check.FIELD_NAMES: header, check.FIELDS_PAGE: page}
+        self.assertEqual(self.problems(check.check_fields, sources), [])
+        for name, old, new, words in (
+                (check.FIELDS_PAGE, ", `split`", "", "field_names.h:4: no table of docs/formats/run.md has `split` below the heading metrics.jsonl"),
+                (check.FIELDS_PAGE, ": `name`", "", "has `name` below the heading run.json"),
+                (check.FIELDS_PAGE, "| `host`", "| `pid`, `host`", "run.md:9: libtrainkit/src/logging/field_names.h has no name pid"),
+                (check.FIELD_NAMES, 'inline constexpr char kSplit[] = "split";\n', "", "run.md:7: libtrainkit/src/logging/field_names.h has no name split")):
+            problems = self.problems(check.check_fields, {**sources, name: sources[name].replace(old, new)})
+            self.assertEqual(len(problems), 1, problems)
+            self.assertIn(words, problems[0])
+
     def test_a_phrase_that_is_hard_to_understand(self):
         self.finds(check.check_plain_english, {"docs/page.md": "# A heading\nReads so many rows.\n"},
                    "docs/page.md:2: 'so many': write N")

@@ -11,6 +11,7 @@
 #include "core/base/strict_json.h"
 #include "logging/append_file.h"
 #include "logging/escape_name.h"
+#include "logging/field_names.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
@@ -19,8 +20,11 @@
 namespace trainkit {
 namespace {
 
+namespace fields = detail::fields;
+
 constexpr std::array<std::string_view, 7> kFixedFields = {
-    "step", "epoch", "split", "lr", "gpu_memory_bytes", "gpu_utilisation", "time"};
+    fields::kStep,           fields::kEpoch,          fields::kSplit, fields::kLr,
+    fields::kGpuMemoryBytes, fields::kGpuUtilisation, fields::kTime};
 
 /// Returns the Unix time in seconds, rounded to milliseconds.
 double unix_time() {
@@ -29,6 +33,13 @@ double unix_time() {
 }
 
 void append_string(std::string& out, std::string_view text) { out += nlohmann::json(text).dump(); }
+
+/// Appends a field name that needs no escapes, and the colon.
+void append_key(std::string& out, std::string_view name) {
+  out += '"';
+  out += name;
+  out += "\":";
+}
 
 template <class Number>
 void append_number(std::string& out, Number value) {
@@ -44,9 +55,9 @@ void append_number(std::string& out, Number value) {
 template <class Number>
 void append_array(std::string& out, std::string_view name, const std::vector<Number>& values) {
   if (values.empty()) return;
-  out += ",\"";
-  out += name;
-  out += "\":[";
+  out += ',';
+  append_key(out, name);
+  out += '[';
   for (size_t i = 0; i < values.size(); ++i) {
     if (i > 0) out += ',';
     append_number(out, values[i]);
@@ -66,23 +77,24 @@ std::optional<double> to_number(const nlohmann::json& value) {
 std::optional<LogRecord> parse_record(std::string_view line) {
   if (detail::holds_nul(line)) return std::nullopt;  // a power cut can leave NUL bytes
   const auto json = nlohmann::ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
-  const auto step = json.is_object() && json.contains("step") ? detail::json_integer(json["step"]) : std::nullopt;
+  const auto step =
+      json.is_object() && json.contains(fields::kStep) ? detail::json_integer(json[fields::kStep]) : std::nullopt;
   if (!step) return std::nullopt;
   LogRecord record{.step = *step, .split = ""};
   for (const auto& [name, value] : json.items()) {
     const std::optional<double> number = to_number(value);
-    if (name == "step") continue;
-    if (name == "epoch" && number) {
+    if (name == fields::kStep) continue;
+    if (name == fields::kEpoch && number) {
       record.epoch = *number;
-    } else if (name == "split" && value.is_string()) {
+    } else if (name == fields::kSplit && value.is_string()) {
       record.split = value.get<std::string>();
     } else if (number) {
       record.values.emplace_back(name, *number);
-    } else if (name == "lr" && value.is_array()) {
+    } else if (name == fields::kLr && value.is_array()) {
       for (const auto& lr : value) record.lr.push_back(to_number(lr).value_or(0));
-    } else if (name == "gpu_memory_bytes" && value.is_array()) {
+    } else if (name == fields::kGpuMemoryBytes && value.is_array()) {
       for (const auto& bytes : value) record.gpu_memory_bytes.push_back(detail::json_integer(bytes).value_or(0));
-    } else if (name == "gpu_utilisation" && value.is_array()) {
+    } else if (name == fields::kGpuUtilisation && value.is_array()) {
       for (const auto& share : value) record.gpu_utilisation.push_back(to_number(share).value_or(-1));
     }
   }
@@ -106,11 +118,14 @@ size_t for_each_record(std::string_view bytes, Each each) {
 }  // namespace
 
 std::string to_json(const LogRecord& record) {
-  std::string out = "{\"step\":";
+  std::string out = "{";
+  append_key(out, fields::kStep);
   append_number(out, record.step);
-  out += ",\"epoch\":";
+  out += ',';
+  append_key(out, fields::kEpoch);
   append_number(out, record.epoch);
-  out += ",\"split\":";
+  out += ',';
+  append_key(out, fields::kSplit);
   append_string(out, detail::escape_name(record.split));
   std::vector<std::string> names;
   for (const auto& [name, value] : record.values) {
@@ -123,9 +138,9 @@ std::string to_json(const LogRecord& record) {
     out += ':';
     append_number(out, value);
   }
-  append_array(out, "lr", record.lr);
-  append_array(out, "gpu_memory_bytes", record.gpu_memory_bytes);
-  append_array(out, "gpu_utilisation", record.gpu_utilisation);
+  append_array(out, fields::kLr, record.lr);
+  append_array(out, fields::kGpuMemoryBytes, record.gpu_memory_bytes);
+  append_array(out, fields::kGpuUtilisation, record.gpu_utilisation);
   out += '}';
   return out;
 }
@@ -158,7 +173,7 @@ absl::StatusOr<std::unique_ptr<JsonlLogger>> JsonlLogger::open(const std::string
 void JsonlLogger::log(const LogRecord& record) {
   std::string line = to_json(record);
   line.back() = ',';  // in place of the brace
-  line += "\"time\":";
+  append_key(line, fields::kTime);
   char digits[32];
   line.append(digits, std::to_chars(digits, digits + sizeof digits, unix_time(), std::chars_format::fixed, 3).ptr);
   impl_->file->append(line + "}\n");

@@ -10,14 +10,18 @@
 #include <cstring>
 #include <ctime>
 #include <optional>
+#include <utility>
 
 #include "core/machine/sigpipe.h"
+#include "logging/field_names.h"
 #include "logging/plain_table.h"
 #include "trainkit/core/format.h"
 #include "trainkit/logging/sinks.h"
 
 namespace trainkit {
 namespace {
+
+namespace fields = detail::fields;
 
 constexpr double kRedrawSeconds = 0.1;
 constexpr double kRateMemorySeconds = 30;
@@ -56,8 +60,10 @@ bool can_move_cursor(int fd) {
 
 /// Formats the first throughput in the record, for example "12.3k tokens/s".
 std::string throughput(const LogRecord& record) {
-  for (const char* unit : {"tokens", "samples"}) {
-    if (const double* rate = record.find(std::string(unit) + "_per_second")) {
+  constexpr std::pair<const char*, const char*> kRates[] = {{fields::kTokensPerSecond, "tokens"},
+                                                            {fields::kSamplesPerSecond, "samples"}};
+  for (const auto& [name, unit] : kRates) {
+    if (const double* rate = record.find(name)) {
       return fmt::format("{} {}/s", format_count(*rate), unit);
     }
   }
@@ -181,10 +187,10 @@ class ConsoleProgress::Impl {
     std::string epoch = fmt::format("epoch {:.2f}", record.epoch);
     if (plan_.total_epochs > 0 && !remaining().by_time) epoch += fmt::format("/{:.4g}", plan_.total_epochs);
     fields.push_back(std::move(epoch));
-    if (const double* loss = record.find("loss")) fields.push_back("loss " + format_number(*loss));
+    if (const double* loss = record.find(fields::kLoss)) fields.push_back("loss " + format_number(*loss));
     if (!record.lr.empty()) fields.push_back("lr " + format_setting(record.lr[0]));
     if (std::string rate = throughput(record); !rate.empty()) fields.push_back(std::move(rate));
-    if (const double* wait = record.find("data_wait_fraction"); wait && *wait >= 0.1) {
+    if (const double* wait = record.find(fields::kDataWaitFraction); wait && *wait >= 0.1) {
       fields.push_back(fmt::format("data wait {:.0f}%", *wait * 100));
     }
     return fields;

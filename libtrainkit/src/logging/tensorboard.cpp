@@ -10,6 +10,7 @@
 #include "logging/append_file.h"
 #include "logging/escape_name.h"
 #include "logging/event_files.h"
+#include "logging/field_names.h"
 #include "logging/tf_event.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/format.h"
@@ -19,6 +20,8 @@
 
 namespace trainkit {
 namespace {
+
+namespace fields = detail::fields;
 
 constexpr std::string_view kPrefix = "events.out.tfevents.";
 constexpr std::string_view kSuffix = ".trainkit";
@@ -173,15 +176,16 @@ void TensorBoardLogger::log(const LogRecord& record) {
   for (const auto& [name, value] : record.values)
     event.scalar(split + detail::escape_name(name), static_cast<float>(value));
   for (size_t i = 0; i < record.lr.size(); ++i) {
-    event.scalar(record.lr.size() == 1 ? split + "lr" : numbered("lr", i), static_cast<float>(record.lr[i]));
+    event.scalar(record.lr.size() == 1 ? split + fields::kLr : numbered(fields::kLr, i),
+                 static_cast<float>(record.lr[i]));
   }
   for (size_t i = 0; i < record.gpu_memory_bytes.size(); ++i) {
-    event.scalar(numbered("gpu_memory_bytes", i), static_cast<float>(record.gpu_memory_bytes[i]));
+    event.scalar(numbered(fields::kGpuMemoryBytes, i), static_cast<float>(record.gpu_memory_bytes[i]));
   }
   for (size_t i = 0; i < record.gpu_utilisation.size(); ++i) {
-    event.scalar(numbered("gpu_utilisation", i), static_cast<float>(record.gpu_utilisation[i]));
+    event.scalar(numbered(fields::kGpuUtilisation, i), static_cast<float>(record.gpu_utilisation[i]));
   }
-  event.scalar(split + "epoch", static_cast<float>(record.epoch));
+  event.scalar(split + fields::kEpoch, static_cast<float>(record.epoch));
   impl_->write(event);
 }
 

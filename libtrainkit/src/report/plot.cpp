@@ -6,6 +6,7 @@
 #include <iterator>
 #include <limits>
 
+#include "logging/field_names.h"
 #include "report/markup.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/format.h"
@@ -16,6 +17,8 @@
 
 namespace trainkit {
 namespace {
+
+namespace fields = detail::fields;
 
 constexpr double kLeft = 72, kRight = 776, kTop = 72, kBottom = 392;
 constexpr double kHeading = 28, kSubheading = 52;  // baselines of the title, and of metric and legend
@@ -205,7 +208,7 @@ absl::Status write_loss_plot(const std::string& output_dir) {
   const std::filesystem::path folder = std::filesystem::path(output_dir + "/.").lexically_normal().parent_path();
   const std::string parent = folder.parent_path().filename().string();
   const std::string name = (parent.empty() ? "" : parent + "/") + folder.filename().string();
-  return write_file_atomically(Fs::posix(), output_dir + "/loss.svg", plot_svg(records, "loss", "step", name));
+  return write_file_atomically(Fs::posix(), output_dir + "/loss.svg", plot_svg(records, fields::kLoss, "step", name));
 }
 
 }  // namespace trainkit

@@ -7,6 +7,7 @@
 #include <limits>
 #include <map>
 
+#include "logging/field_names.h"
 #include "report/report_parts.h"
 #include "trainkit/core/format.h"
 
@@ -32,19 +33,20 @@ struct Before {
 
 /// Names the likely cause of a slow record: first what was measured, then what happened before it.
 std::string cause_of(const LogRecord& record, const Before& before) {
-  if (const double wait = value_of(record, "data_wait_fraction"); wait > 0.3) {
+  if (const double wait = value_of(record, fields::kDataWaitFraction); wait > 0.3) {
     return fmt::format("waited for data for {} of the time", whole_percent(wait));
   }
-  const double own = value_of(record, "processor_wait_fraction"), others = value_of(record, "other_processes_fraction");
-  if (const double stolen = value_of(record, "stolen_fraction"); stolen > 0.1) {
+  const double own = value_of(record, fields::kProcessorWaitFraction),
+               others = value_of(record, fields::kOtherProcessesFraction);
+  if (const double stolen = value_of(record, fields::kStolenFraction); stolen > 0.1) {
     return fmt::format("the host of the virtual machine took {} of the processors", whole_percent(stolen));
   }
   if (own > 0.1 && others > 0.1) {
     return fmt::format("other processes used {} of the processors", whole_percent(others));
   }
-  const bool saves = value_of(record, "save_fraction") > 0.1 || value_of(record, "save_seconds") > 0;
+  const bool saves = value_of(record, fields::kSaveFraction) > 0.1 || value_of(record, fields::kSaveSeconds) > 0;
   if (saves) return "a checkpoint was being written";
-  if (const double reduce = value_of(record, "reduce_fraction"); reduce > 0.4) {
+  if (const double reduce = value_of(record, fields::kReduceFraction); reduce > 0.4) {
     return fmt::format("reduced gradients for {} of the time", whole_percent(reduce));
   }
   if (before.session) return "first steps of a session";
@@ -71,7 +73,7 @@ struct TimeAxis {
 Chart throughput_chart(const RunData& run) {
   const TimeAxis axis(run);
   const std::string metric = run.rate();  // looks at all records
-  const std::string unit = metric == "tokens_per_second" ? "Tokens per second" : "Samples per second";
+  const std::string unit = metric == fields::kTokensPerSecond ? "Tokens per second" : "Samples per second";
   Chart chart{.title = unit, .y_format = ValueFormat::kCount, .from_zero = true};
   axis.label(chart);
   std::vector<ChartPoint> rates;
@@ -79,12 +81,12 @@ Chart throughput_chart(const RunData& run) {
     const LogRecord& record = run.records[i];
     const double* const rate = record.find(metric);
     if (record.split == "train" && rate) rates.push_back({axis.at(run, i), *rate});
-    const double evaluation = value_of(record, "evaluation_seconds");
+    const double evaluation = value_of(record, fields::kEvaluationSeconds);
     if (axis.is_time && evaluation > 0 && chart.bands.size() < kMostMarks) {
       chart.bands.push_back(
           {run.seconds[i] - evaluation, run.seconds[i], fmt::format("evaluation, {:.2g} s", evaluation)});
     }
-    const double save = value_of(record, "save_seconds");
+    const double save = value_of(record, fields::kSaveSeconds);
     if (axis.is_time && save > 0.5 && chart.bands.size() < kMostMarks) {
       chart.bands.push_back({run.seconds[i] - save, run.seconds[i], fmt::format("checkpoint, {:.2g} s", save)});
     }
@@ -107,13 +109,15 @@ Chart throughput_chart(const RunData& run) {
 /// Adds a rule where each later session begins.
 void mark_resumes(const RunData& run, Chart& chart) {
   for (size_t i = 1; i < run.sessions().size(); ++i) {
-    const double step = number_at(run.sessions()[i], "first_step");
+    const double step = number_at(run.sessions()[i], fields::kFirstStep);
     chart.marks.push_back({step, 0, fmt::format("resumed from step {:.0f}", step), /*has_y=*/false});
   }
 }
 
 /// Whether a metric may be a share, such as an accuracy.
-bool is_score(const std::string& metric) { return metric != "loss" && metric != "grad_norm" && metric != "loss_scale"; }
+bool is_score(const std::string& metric) {
+  return metric != fields::kLoss && metric != fields::kGradNorm && metric != fields::kLossScale;
+}
 
 /// A chart of values of training records: raw and smoothed, and those of evaluations if there are any.
 Chart metric_chart(const RunData& run, const std::string& title, const std::string& metric) {
@@ -164,7 +168,7 @@ Chart list_chart(const RunData& run, const std::string& title, ValueFormat forma
 
 Chart memory_chart(const RunData& run) {
   Chart chart = list_chart(run, "Memory", ValueFormat::kSize, "GPU", &LogRecord::gpu_memory_bytes);
-  const auto host = points_of(run, "train", "host_memory_bytes");
+  const auto host = points_of(run, "train", fields::kHostMemoryBytes);
   if (!host.empty()) chart.series.push_back({"process", host, Kind::kLine, static_cast<int>(chart.series.size())});
   chart.from_zero = true;
   return chart;
@@ -172,11 +176,11 @@ Chart memory_chart(const RunData& run) {
 
 Chart device_chart(const RunData& run) {
   Chart chart = values_chart(run, "Devices and processors", ValueFormat::kShare,
-                             {{"utilisation", "utilisation"},
-                              {"data_wait_fraction", "waiting for data"},
-                              {"processor_wait_fraction", "waiting for a processor"},
-                              {"other_processes_fraction", "processors used by others"},
-                              {"stolen_fraction", "processors taken by the host"}});
+                             {{fields::kUtilisation, "utilisation"},
+                              {fields::kDataWaitFraction, "waiting for data"},
+                              {fields::kProcessorWaitFraction, "waiting for a processor"},
+                              {fields::kOtherProcessesFraction, "processors used by others"},
+                              {fields::kStolenFraction, "processors taken by the host"}});
   const Chart each = list_chart(run, "", ValueFormat::kShare, "GPU", &LogRecord::gpu_utilisation);
   for (ChartSeries series : each.series) {
     series.color = static_cast<int>(chart.series.size());
@@ -194,7 +198,7 @@ std::vector<Chart> score_charts(const RunData& run) {
     const auto val = points_of(run, "val", name);
     const bool has_train = !points_of(run, "train", name).empty();
     if (!has_train && are_shares(val)) {
-      const bool chosen = name == metric && metric != "loss";
+      const bool chosen = name == metric && metric != fields::kLoss;
       if (shares.series.size() < kMostScores) {
         shares.series.push_back(
             {name + (chosen ? " (selects the best)" : ""), val, Kind::kPoints, static_cast<int>(shares.series.size())});
@@ -242,7 +246,7 @@ std::vector<std::string> score_names(const RunData& run) {
     if (record.split != "val") continue;
     for (const auto& [name, value] : record.values) {
       const bool is_score =
-          name != "loss" && name != "time" && name.find('.') == name.npos && !name.ends_with("_seconds");
+          name != fields::kLoss && name != fields::kTime && name.find('.') == name.npos && !name.ends_with("_seconds");
       if (!is_score || std::find(names.begin(), names.end(), name) != names.end()) continue;
       names.insert(name == metric ? names.begin() : names.end(), name);
     }
@@ -271,7 +275,7 @@ std::vector<Stall> find_stalls(const RunData& run) {
       continue;
     }
     while (session + 1 < run.sessions().size() &&
-           static_cast<double>(record.step) > number_at(run.sessions()[session + 1], "first_step")) {
+           static_cast<double>(record.step) > number_at(run.sessions()[session + 1], fields::kFirstStep)) {
       ++session, before.session = true;
     }
     const double value = value_of(record, rate);
@@ -283,17 +287,18 @@ std::vector<Stall> find_stalls(const RunData& run) {
 }
 
 std::string run_charts(const RunData& run) {
-  std::vector<Chart> charts = {metric_chart(run, "Loss", "loss")};
+  std::vector<Chart> charts = {metric_chart(run, "Loss", fields::kLoss)};
   for (Chart& chart : score_charts(run)) charts.push_back(std::move(chart));
   charts.push_back(throughput_chart(run));
   charts.push_back(list_chart(run, "Learning rate", ValueFormat::kSetting, "group", &LogRecord::lr));
-  charts.push_back(metric_chart(run, "Gradient norm", "grad_norm"));
+  charts.push_back(metric_chart(run, "Gradient norm", fields::kGradNorm));
   charts.back().may_be_logarithmic = true;
-  charts.push_back(metric_chart(run, "Loss scale", "loss_scale"));
+  charts.push_back(metric_chart(run, "Loss scale", fields::kLossScale));
   charts.back().may_be_logarithmic = true;
   charts.push_back(device_chart(run));
   charts.push_back(memory_chart(run));
-  charts.push_back(values_chart(run, "Batches ready in the queue", ValueFormat::kNumber, {{"queue_depth", "ready"}}));
+  charts.push_back(
+      values_chart(run, "Batches ready in the queue", ValueFormat::kNumber, {{fields::kQueueDepth, "ready"}}));
   std::string drawn;
   for (const Chart& chart : charts) drawn += draw_chart(chart);
   return section("Training",

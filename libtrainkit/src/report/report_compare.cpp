@@ -6,6 +6,7 @@
 #include <functional>
 #include <set>
 
+#include "logging/field_names.h"
 #include "report/report_parts.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/format.h"
@@ -79,7 +80,7 @@ std::string median_rate(const RunData& run) {
 
 std::vector<ComparedRow> outcomes(const std::vector<RunData>& runs) {
   std::vector<ComparedRow> rows;
-  add_each(rows, "program", runs, [](const RunData& run) { return text_at(run.run, "program"); });
+  add_each(rows, fields::kProgram, runs, [](const RunData& run) { return text_at(run.run, fields::kProgram); });
   add_each(rows, "outcome", runs, [](const RunData& run) {
     const Outcome outcome = run.outcome();
     return outcome.word + (outcome.reason.empty() ? "" : ": " + outcome.reason);
@@ -88,17 +89,21 @@ std::vector<ComparedRow> outcomes(const std::vector<RunData>& runs) {
            [](const RunData& run) { return run.records.empty() ? "" : std::to_string(run.records.back().step); });
   add_each(rows, "seconds", runs, [](const RunData& run) { return fmt::format("{:.1f}", run.times().total); });
   add_each(rows, "rate_per_second", runs, median_rate);
-  add_each(rows, "best_step", runs, [](const RunData& run) {
-    return value_at(run.summary, "best_step").is_number() ? fmt::format("{:.0f}", number_at(run.summary, "best_step"))
-                                                          : "";
+  add_each(rows, fields::kBestStep, runs, [](const RunData& run) {
+    return value_at(run.summary, fields::kBestStep).is_number()
+               ? fmt::format("{:.0f}", number_at(run.summary, fields::kBestStep))
+               : "";
   });
   const std::set<std::string> none;
   add_numbers(
-      rows, runs, "best_", [](const RunData& run) -> const Json& { return value_at(run.summary, "best"); }, none);
+      rows, runs, "best_", [](const RunData& run) -> const Json& { return value_at(run.summary, fields::kBest); },
+      none);
   add_numbers(
-      rows, runs, "final_", [](const RunData& run) -> const Json& { return value_at(run.summary, "final"); }, none);
+      rows, runs, "final_", [](const RunData& run) -> const Json& { return value_at(run.summary, fields::kFinal); },
+      none);
   add_numbers(rows, runs, "", [](const RunData& run) -> const Json& { return run.summary; },
-              {"exit_code", "steps", "epochs", "wall_seconds", "effective_fraction", "best_step"});
+              {fields::kExitCode, fields::kSteps, fields::kEpochs, fields::kWallSeconds, fields::kEffectiveFraction,
+               fields::kBestStep});
   std::erase_if(rows, [](const ComparedRow& row) {
     // Details, such as the recall of each class, are in the page of a run.
     return row.name.find('.') != row.name.npos;
@@ -145,10 +150,11 @@ std::string overlays(const std::vector<RunData>& runs, const std::vector<std::st
   const auto all = [&](const std::string& split, const std::string& metric) {
     return [&runs, split, metric](size_t i) { return points_of(runs[i], split, metric); };
   };
-  std::string out = overlay("Validation loss", names, false, all("val", "loss"), Kind::kPoints, ValueFormat::kNumber);
+  std::string out =
+      overlay("Validation loss", names, false, all("val", fields::kLoss), Kind::kPoints, ValueFormat::kNumber);
   out += overlay(
-      "Training loss, smoothed", names, false, [&](size_t i) { return smooth(points_of(runs[i], "train", "loss")); },
-      Kind::kLine, ValueFormat::kNumber);
+      "Training loss, smoothed", names, false,
+      [&](size_t i) { return smooth(points_of(runs[i], "train", fields::kLoss)); }, Kind::kLine, ValueFormat::kNumber);
   std::vector<std::string> metrics;
   for (const RunData& run : runs) {
     for (const std::string& name : score_names(run)) {
@@ -163,10 +169,11 @@ std::string overlays(const std::vector<RunData>& runs, const std::vector<std::st
   }
   out += overlay(
       "Training loss over time, smoothed", names, true,
-      [&](size_t i) { return smooth(points_by_time(runs[i], "train", "loss")); }, Kind::kLine, ValueFormat::kNumber);
+      [&](size_t i) { return smooth(points_by_time(runs[i], "train", fields::kLoss)); }, Kind::kLine,
+      ValueFormat::kNumber);
   out += overlay(
       "Samples per second, smoothed", names, false,
-      [&](size_t i) { return smooth(points_of(runs[i], "train", "samples_per_second")); }, Kind::kLine,
+      [&](size_t i) { return smooth(points_of(runs[i], "train", fields::kSamplesPerSecond)); }, Kind::kLine,
       ValueFormat::kCount);
   return out;
 }

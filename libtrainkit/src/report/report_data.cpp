@@ -11,6 +11,7 @@
 #include <fstream>
 #include <limits>
 
+#include "logging/field_names.h"
 #include "report/report.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/format.h"
@@ -31,7 +32,7 @@ bool is_run(const fs::path& folder) {
     if (fs::is_regular_file(folder / name, ignored)) return true;
   }
   const Json run = read_json_file((folder / kRunFile).string());
-  return !run.is_null() && !(is_run_file(run) && run["sessions"].empty());  // the common folder of several runs
+  return !run.is_null() && !(is_run_file(run) && run[fields::kSessions].empty());  // the common folder of several runs
 }
 
 /// Returns whether the process of a session on this machine still runs. A number may be used again, so the command line
@@ -39,10 +40,10 @@ bool is_run(const fs::path& folder) {
 bool is_alive(const Json& session) {
   char name[HOST_NAME_MAX + 1] = "";
   ::gethostname(name, sizeof name - 1);
-  if (text_at(value_at(session, "host"), "name") != escape_text(name)) return false;
-  const Json& command = value_at(session, "command");
+  if (text_at(value_at(session, fields::kHost), fields::kName) != escape_text(name)) return false;
+  const Json& command = value_at(session, fields::kCommand);
   // Files of /proc have no size.
-  std::ifstream file(fmt::format("/proc/{}/cmdline", static_cast<int64_t>(number_at(session, "pid"))));
+  std::ifstream file(fmt::format("/proc/{}/cmdline", static_cast<int64_t>(number_at(session, fields::kPid))));
   std::string program;
   if (!std::getline(file, program, '\0') || !command.is_array() || command.empty()) return false;
   return command[0] == format_text(program);
@@ -52,7 +53,7 @@ bool is_alive(const Json& session) {
 size_t session_at(const Json& sessions, double time) {
   size_t index = 0;
   for (size_t i = 0; i < sessions.size(); ++i) {
-    if (number_at(sessions[i], "started", kUnknown) <= time) index = i;
+    if (number_at(sessions[i], fields::kStarted, kUnknown) <= time) index = i;
   }
   return index;
 }
@@ -63,11 +64,11 @@ std::vector<double> elapsed(const std::vector<LogRecord>& records, const Json& s
   double sum = 0, before = kUnknown;
   size_t session = sessions.size();
   for (size_t i = 0; i < records.size(); ++i) {
-    const double* const time = records[i].find("time");
+    const double* const time = records[i].find(fields::kTime);
     if (!time || !std::isfinite(*time)) continue;
     if (const size_t own = session_at(sessions, *time); own != session && own < sessions.size()) {
       session = own;
-      before = number_at(sessions[own], "started", *time);
+      before = number_at(sessions[own], fields::kStarted, *time);
     }
     if (std::isfinite(before)) sum += std::max(*time - before, 0.0);
     before = *time;
@@ -94,7 +95,7 @@ void restore_sources(std::vector<RunSetting>& settings, const Json& sessions) {
   for (RunSetting& setting : settings) {
     if (setting.source.find("config.yaml") == std::string::npos) continue;
     setting.source = "default";
-    const Json& first = value_at(sessions[0], "settings");
+    const Json& first = value_at(sessions[0], fields::kSettings);
     if (!first.is_array()) continue;
     for (const Json& given : first) {
       if (given.is_array() && given.size() == 3 && given[0] == setting.name && given[2].is_string()) {
@@ -145,7 +146,7 @@ double number_at(const Json& json, std::string_view key, double otherwise) {
 
 const Json& RunData::sessions() const {
   static const Json none = Json::array();
-  const Json& list = value_at(run, "sessions");
+  const Json& list = value_at(run, fields::kSessions);
   return list.is_array() ? list : none;
 }
 
@@ -156,8 +157,9 @@ const Json& RunData::last_session() const {
 
 Outcome RunData::outcome() const {
   const Json& session = last_session();
-  const bool has_ended = session.is_null() || value_at(session, "ended").is_number();
-  const std::string reason = session.is_null() ? text_at(summary, "exit_reason") : text_at(session, "exit_reason");
+  const bool has_ended = session.is_null() || value_at(session, fields::kEnded).is_number();
+  const std::string reason =
+      session.is_null() ? text_at(summary, fields::kExitReason) : text_at(session, fields::kExitReason);
   if (!has_ended && is_alive(session)) return {Outcome::Kind::kRunning, "running", ""};
   if (!has_ended) return {Outcome::Kind::kFailed, "killed", "the process ended without a summary"};
   if (reason == "error" || (reason.empty() && error.is_object())) {
@@ -165,7 +167,8 @@ Outcome RunData::outcome() const {
   }
   if (reason.empty()) return {Outcome::Kind::kRunning, "unknown", "no summary.json"};
   if (reason == "signal") {
-    const double code = session.is_null() ? number_at(summary, "exit_code") : number_at(session, "exit_code");
+    const double code =
+        session.is_null() ? number_at(summary, fields::kExitCode) : number_at(session, fields::kExitCode);
     return {Outcome::Kind::kStopped, "stopped", fmt::format("by signal {:.0f}", code - 128)};
   }
   return {Outcome::Kind::kGood, "finished", reason};
@@ -175,25 +178,26 @@ RunTimes RunData::times() const {
   RunTimes times;
   double pauses = 0, logged_saves = 0;
   for (const LogRecord& record : records) {
-    if (const double* value = record.find("evaluation_seconds"); value && *value > 0) times.evaluation += *value;
-    if (const double* value = record.find("save_seconds"); value && *value > 0) logged_saves += *value;
+    if (const double* value = record.find(fields::kEvaluationSeconds); value && *value > 0) times.evaluation += *value;
+    if (const double* value = record.find(fields::kSaveSeconds); value && *value > 0) logged_saves += *value;
   }
   const auto last = std::find_if(seconds.rbegin(), seconds.rend(), [](double s) { return std::isfinite(s); });
   const double logged = last == seconds.rend() ? 0 : *last;
   bool all_ended = !sessions().empty();
   for (const Json& session : sessions()) {
-    const double ended = number_at(session, "ended", kUnknown), started = number_at(session, "started", kUnknown);
-    all_ended = all_ended && std::isfinite(ended - started) && number_at(session, "training_seconds") > 0;
+    const double ended = number_at(session, fields::kEnded, kUnknown),
+                 started = number_at(session, fields::kStarted, kUnknown);
+    all_ended = all_ended && std::isfinite(ended - started) && number_at(session, fields::kTrainingSeconds) > 0;
     times.total += std::isfinite(ended - started) ? std::max(ended - started, 0.0) : 0;
-    times.training += number_at(session, "training_seconds");
-    pauses += number_at(session, "pause_seconds");
+    times.training += number_at(session, fields::kTrainingSeconds);
+    pauses += number_at(session, fields::kPauseSeconds);
   }
   if (!all_ended) {
     times.total = std::max(times.total, logged);
     times.training = logged;
     pauses = times.evaluation + logged_saves;
   }
-  if (sessions().empty()) times.total = times.training = std::max(logged, number_at(summary, "wall_seconds"));
+  if (sessions().empty()) times.total = times.training = std::max(logged, number_at(summary, fields::kWallSeconds));
   times.saving = std::max({pauses - times.evaluation, logged_saves, 0.0});
   times.training = std::max(times.training - times.evaluation - times.saving, 0.0);
   times.total = std::max(times.total, times.training + times.evaluation + times.saving);
@@ -201,26 +205,27 @@ RunTimes RunData::times() const {
 }
 
 std::string RunData::monitor() const {
-  const std::string metric = text_at(value_at(last_session(), "monitor"), "metric");
-  return metric.empty() ? "loss" : metric;
+  const std::string metric = text_at(value_at(last_session(), fields::kMonitor), fields::kMetric);
+  return metric.empty() ? fields::kLoss : metric;
 }
 
 bool RunData::higher_is_better() const {
-  return value_at(value_at(last_session(), "monitor"), "higher_is_better") == true;
+  return value_at(value_at(last_session(), fields::kMonitor), fields::kHigherIsBetter) == true;
 }
 
 std::string RunData::rate() const {
   const bool has_tokens = std::any_of(records.begin(), records.end(),
-                                      [](const LogRecord& record) { return record.find("tokens_per_second"); });
-  return has_tokens ? "tokens_per_second" : "samples_per_second";
+                                      [](const LogRecord& record) { return record.find(fields::kTokensPerSecond); });
+  return has_tokens ? fields::kTokensPerSecond : fields::kSamplesPerSecond;
 }
 
 bool RunData::is_default(const RunSetting& setting) const { return setting.source.starts_with("default"); }
 
 bool is_still_running(const Json& run) {
-  if (!is_run_file(run) || run.at("sessions").empty()) return false;
-  const Json& session = run.at("sessions").back();
-  return !value_at(session, "ended").is_number() && number_at(session, "pid") != ::getpid() && is_alive(session);
+  if (!is_run_file(run) || run.at(fields::kSessions).empty()) return false;
+  const Json& session = run.at(fields::kSessions).back();
+  return !value_at(session, fields::kEnded).is_number() && number_at(session, fields::kPid) != ::getpid() &&
+         is_alive(session);
 }
 
 absl::StatusOr<RunData> load_run(const std::string& folder) {

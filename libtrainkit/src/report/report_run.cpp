@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "logging/field_names.h"
 #include "report/report_parts.h"
 #include "trainkit/core/format.h"
 
@@ -31,7 +32,7 @@ std::string shell_word(const std::string& word) {
 
 std::string command_of(const Json& session) {
   std::string text;
-  const Json& words = value_at(session, "command");
+  const Json& words = value_at(session, fields::kCommand);
   if (!words.is_array()) return text;
   for (const Json& word : words) {
     if (!word.is_string()) continue;
@@ -67,13 +68,13 @@ std::string best_tile(const RunData& run) {
   const auto values = points_of(run, "val", metric);
   const ChartPoint best = best_of(values, run.higher_is_better());
   if (std::isfinite(best.y)) {
-    const std::string value = metric != "loss" && are_shares(values) ? percent(best.y) : format_number(best.y);
+    const std::string value = metric != fields::kLoss && are_shares(values) ? percent(best.y) : format_number(best.y);
     return tile(
         value, "best validation " + metric,
         fmt::format("at step {:.0f}, first {}", best.x,
-                    metric != "loss" && are_shares(values) ? percent(values[0].y) : format_number(values[0].y)));
+                    metric != fields::kLoss && are_shares(values) ? percent(values[0].y) : format_number(values[0].y)));
   }
-  const auto losses = smooth(points_of(run, "train", "loss"));
+  const auto losses = smooth(points_of(run, "train", fields::kLoss));
   if (losses.empty()) return "";
   return tile(format_number(losses.back().y), "training loss", fmt::format("at step {:.0f}", losses.back().x));
 }
@@ -86,29 +87,31 @@ std::string rate_tile(const RunData& run) {
   }
   if (rates.empty()) return "";
   std::sort(rates.begin(), rates.end());
-  const std::string unit = metric == "tokens_per_second" ? "tokens" : "samples";
+  const std::string unit = metric == fields::kTokensPerSecond ? "tokens" : "samples";
   return tile(format_count(rates[rates.size() / 2]), unit + " per second, median",
               fmt::format("lowest {}, highest {}", format_count(rates.front()), format_count(rates.back())));
 }
 
 std::string memory_tile(const RunData& run) {
-  const Json& session = value_at(run.last_session(), "memory");  // of a run without a summary yet
-  const double predicted = number_at(run.summary, "predicted_memory_bytes", number_at(session, "predicted_bytes")),
-               real = number_at(run.summary, "real_memory_bytes", number_at(session, "real_bytes"));
+  const Json& session = value_at(run.last_session(), fields::kMemory);  // of a run without a summary yet
+  const double predicted =
+                   number_at(run.summary, fields::kPredictedMemoryBytes, number_at(session, fields::kPredictedBytes)),
+               real = number_at(run.summary, fields::kRealMemoryBytes, number_at(session, fields::kRealBytes));
   const auto size = [](double bytes) { return format_value(bytes, ValueFormat::kSize); };
   if (real > 0 && predicted > 0) {
     return tile(size(real), "memory at the peak of a step",
                 fmt::format("predicted {} ({:+.1f}%)", size(predicted), 100 * (predicted / real - 1)));
   }
   if (predicted > 0) return tile(size(predicted), "memory of a step", "predicted; not measured");
-  const auto host = points_of(run, "train", "host_memory_bytes");
+  const auto host = points_of(run, "train", fields::kHostMemoryBytes);
   const ChartPoint most = best_of(host, /*higher=*/true);
   return std::isfinite(most.y) ? tile(size(most.y), "memory of the process", "highest logged") : "";
 }
 
 std::string step_tile(const RunData& run) {
-  const double steps = number_at(run.summary, "steps", run.records.empty() ? 0 : double(run.records.back().step));
-  const double epochs = run.records.empty() ? number_at(run.summary, "epochs") : run.records.back().epoch;
+  const double steps =
+      number_at(run.summary, fields::kSteps, run.records.empty() ? 0 : double(run.records.back().step));
+  const double epochs = run.records.empty() ? number_at(run.summary, fields::kEpochs) : run.records.back().epoch;
   if (steps <= 0) return "";
   std::string checkpoints =
       fmt::format("{} checkpoint{} kept", run.checkpoints.size(), run.checkpoints.size() == 1 ? "" : "s");
@@ -127,18 +130,18 @@ std::vector<Share> shares_of_time(const RunData& run) {
   const RunTimes times = run.times();
   double wait = 0, copy = 0, reduce = 0, count = 0;
   for (const LogRecord& record : run.records) {
-    const double* const own = record.find("data_wait_fraction");
+    const double* const own = record.find(fields::kDataWaitFraction);
     if (!own || !std::isfinite(*own)) continue;
     const auto value = [&](const char* name) {
       const double* found = record.find(name);
       return found && std::isfinite(*found) ? *found : 0;
     };
-    wait += *own, copy += value("copy_fraction"), reduce += value("reduce_fraction"), ++count;
+    wait += *own, copy += value(fields::kCopyFraction), reduce += value(fields::kReduceFraction), ++count;
   }
   const double part = times.training / std::max(count, 1.0);
   // The monitor counts the update in all of the training; its share is that of the last session.
-  const Json& monitor = value_at(run.last_session(), "utilisation");
-  const double update = std::clamp(number_at(monitor, "update"), 0.0, 1.0) * times.training;
+  const Json& monitor = value_at(run.last_session(), fields::kUtilisation);
+  const double update = std::clamp(number_at(monitor, fields::kUpdate), 0.0, 1.0) * times.training;
   const double compute = std::max(times.training - part * (wait + copy + reduce) - update, 0.0);
   return {{"forward and backward", compute, "c0"},
           {"updating the weights", update, "c2"},
@@ -187,12 +190,12 @@ std::string run_head(const RunData& run) {
   const Outcome outcome = run.outcome();
   constexpr const char* kClasses[] = {"good", "stopped", "failed", "running"};
   const Json& session = run.last_session();
-  std::string text =
-      fmt::format("<header><h1>{} <span class=\"badge {}\">{}</span></h1>\n<p class=\"sub\">{}</p>\n", html(run.name),
-                  kClasses[static_cast<int>(outcome.kind)], html(outcome.word),
-                  html(join({text_at(run.run, "program"), outcome.reason, date(number_at(session, "started", kNan)),
-                             text_at(value_at(session, "host"), "name")},
-                            " · ")));
+  std::string text = fmt::format(
+      "<header><h1>{} <span class=\"badge {}\">{}</span></h1>\n<p class=\"sub\">{}</p>\n", html(run.name),
+      kClasses[static_cast<int>(outcome.kind)], html(outcome.word),
+      html(join({text_at(run.run, fields::kProgram), outcome.reason, date(number_at(session, fields::kStarted, kNan)),
+                 text_at(value_at(session, fields::kHost), fields::kName)},
+                " · ")));
   const bool failed = outcome.kind == Outcome::Kind::kFailed && run.error.is_object();
   if (failed) {
     const std::string got = text_at(run.error, "got"), expected = text_at(run.error, "expected");
@@ -204,7 +207,7 @@ std::string run_head(const RunData& run) {
                               ": ")),
                     html(text_at(run.error, "hint")));
   }
-  const Json& warnings = value_at(run.summary, "warnings");
+  const Json& warnings = value_at(run.summary, fields::kWarnings);
   if (warnings.is_array()) {
     for (const Json& warning : warnings) {
       if (warning.is_string())
@@ -232,7 +235,7 @@ std::string run_tiles(const RunData& run) {
 
 std::string run_advice(const RunData& run) {
   std::string items;
-  const Json& advice = value_at(value_at(run.last_session(), "utilisation"), "advice");
+  const Json& advice = value_at(value_at(run.last_session(), fields::kUtilisation), fields::kAdvice);
   if (advice.is_array()) {
     for (const Json& text : advice) {
       if (text.is_string()) items += fmt::format("<li>{}</li>", html(text.get<std::string>()));
@@ -293,9 +296,9 @@ std::string run_repeat(const RunData& run) {
                            html(commands));
   };
   if (!text.empty()) {
-    block("As typed:", "cd " + shell_word(text_at(sessions[0], "folder")) + "\n" + text);
+    block("As typed:", "cd " + shell_word(text_at(sessions[0], fields::kFolder)) + "\n" + text);
   }
-  const std::string program = text_at(run.run, "program");
+  const std::string program = text_at(run.run, fields::kProgram);
   if (!program.empty() && sessions.size() == 1 && !run.settings.empty()) {
     block("From its configuration, into another folder:",
           fmt::format("{} --config {} --output_dir {}", shell_word(program), shell_word(run.folder + "/config.yaml"),
@@ -310,7 +313,7 @@ std::string run_machine(const RunData& run) {
     if (!text.empty()) rows.push_back({html(name), html(text)});
   };
   const Json& session = run.last_session();
-  const Json& facts = value_at(session, "facts");
+  const Json& facts = value_at(session, fields::kFacts);
   if (facts.is_array()) {
     for (const Json& fact : facts) {
       if (!fact.is_array() || fact.size() != 2 || !fact[0].is_string() || !fact[1].is_string()) continue;
@@ -323,14 +326,16 @@ std::string run_machine(const RunData& run) {
       }
     }
   }
-  const Json& host = value_at(session, "host");
-  add("host", text_at(host, "name"));
-  const double processors = number_at(host, "processors"), memory = number_at(host, "memory_bytes");
-  add("processor", join({text_at(host, "processor"), processors > 0 ? fmt::format("{:.0f} usable", processors) : "",
-                         memory > 0 ? format_value(memory, ValueFormat::kSize) : ""},
-                        ", "));
-  add("system", text_at(host, "system"));
-  const Json& versions = session.is_null() ? value_at(run.summary, "versions") : value_at(session, "versions");
+  const Json& host = value_at(session, fields::kHost);
+  add("host", text_at(host, fields::kName));
+  const double processors = number_at(host, fields::kProcessors), memory = number_at(host, fields::kMemoryBytes);
+  add("processor",
+      join({text_at(host, fields::kProcessor), processors > 0 ? fmt::format("{:.0f} usable", processors) : "",
+            memory > 0 ? format_value(memory, ValueFormat::kSize) : ""},
+           ", "));
+  add("system", text_at(host, fields::kSystem));
+  const Json& versions =
+      session.is_null() ? value_at(run.summary, fields::kVersions) : value_at(session, fields::kVersions);
   std::vector<std::string> list;
   if (versions.is_object()) {
     for (const auto& [name, version] : versions.items()) {
@@ -338,24 +343,26 @@ std::string run_machine(const RunData& run) {
     }
   }
   add("versions", join(list, ", "));
-  add("commit of the working directory", text_at(session, "commit"));
+  add("commit of the working directory", text_at(session, fields::kCommit));
   int number = 0;
   for (const Json& each : run.sessions()) {
-    const double started = number_at(each, "started", kNan), ended = number_at(each, "ended", kNan);
+    const double started = number_at(each, fields::kStarted, kNan), ended = number_at(each, fields::kEnded, kNan);
     std::string changes;
-    const Json& changed = value_at(each, "changes");
+    const Json& changed = value_at(each, fields::kChanges);
     if (changed.is_array()) {
       for (const Json& change : changed) changes += change.is_string() ? "; " + change.get<std::string>() : "";
     }
     add(fmt::format("session {}", ++number),
-        fmt::format("{}, from step {:.0f}{}: {}{}", date(started), number_at(each, "first_step"),
-                    std::isfinite(ended) ? fmt::format("{}, {}",
-                                                       value_at(each, "last_step").is_number()
-                                                           ? fmt::format(" to {:.0f}", number_at(each, "last_step"))
-                                                           : "",
-                                                       format_duration(ended - started))
-                                         : "",
-                    text_at(each, "exit_reason").empty() ? "no end recorded" : text_at(each, "exit_reason"), changes));
+        fmt::format("{}, from step {:.0f}{}: {}{}", date(started), number_at(each, fields::kFirstStep),
+                    std::isfinite(ended)
+                        ? fmt::format("{}, {}",
+                                      value_at(each, fields::kLastStep).is_number()
+                                          ? fmt::format(" to {:.0f}", number_at(each, fields::kLastStep))
+                                          : "",
+                                      format_duration(ended - started))
+                        : "",
+                    text_at(each, fields::kExitReason).empty() ? "no end recorded" : text_at(each, fields::kExitReason),
+                    changes));
   }
   add("checkpoints", join(run.checkpoints, ", "));
   return rows.empty() ? "" : section("Run and machine", table("Run and machine", {}, rows));

@@ -18,6 +18,7 @@
 #include "core/base/strict_json.h"
 #include "core/files/new_files.h"
 #include "core/machine/host_memory.h"
+#include "logging/field_names.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/format.h"
 #include "trainkit/core/fs.h"
@@ -91,11 +92,11 @@ Json host() {
   ::gethostname(name, sizeof name - 1);
   utsname system{};
   ::uname(&system);
-  return {{"name", escape_text(name)},
-          {"processor", processor_model()},
-          {"processors", available_cpus()},
-          {"memory_bytes", trainkit::host_memory().total_bytes},
-          {"system", escape_text(std::string(system.sysname) + " " + system.release)}};
+  return {{fields::kName, escape_text(name)},
+          {fields::kProcessor, processor_model()},
+          {fields::kProcessors, available_cpus()},
+          {fields::kMemoryBytes, trainkit::host_memory().total_bytes},
+          {fields::kSystem, escape_text(std::string(system.sysname) + " " + system.release)}};
 }
 
 Json settings_of(const std::string& config) {
@@ -117,11 +118,13 @@ absl::Status change_run(const std::string& output_dir, const std::function<void(
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   Json run = read_json_file(output_dir + "/" + kRunFile);
-  if (!run.is_object() || !run.contains("sessions") || !run["sessions"].is_array() || run["sessions"].empty()) {
+  if (!run.is_object() || !run.contains(fields::kSessions) || !run[fields::kSessions].is_array() ||
+      run[fields::kSessions].empty()) {
     return absl::OkStatus();
   }
-  Json& session = run["sessions"].back();
-  if (!session.is_object() || !session.contains("pid") || session["pid"] != ::getpid()) return absl::OkStatus();
+  Json& session = run[fields::kSessions].back();
+  if (!session.is_object() || !session.contains(fields::kPid) || session[fields::kPid] != ::getpid())
+    return absl::OkStatus();
   change(run, session);
   return write_run(output_dir, run);
 }
@@ -157,8 +160,8 @@ class WrittenFiles {
   /// Copies the digests into the list of `run`.
   void end(Json& run) {
     const std::lock_guard lock(mutex_);
-    if (!run.contains("files")) return;
-    for (const auto& [name, digest] : digests_) run["files"][name] = digest;
+    if (!run.contains(fields::kFiles)) return;
+    for (const auto& [name, digest] : digests_) run[fields::kFiles][name] = digest;
     listed_.clear();  // a file that is written again gets null again
   }
 
@@ -174,7 +177,7 @@ class WrittenFiles {
     }
     // The file itself is written even if it cannot be listed: a later run refuses to replace it.
     change_run(output_dir, [&](Json& run, Json&) {
-      if (run.contains("files")) run["files"][name] = nullptr;
+      if (run.contains(fields::kFiles)) run[fields::kFiles][name] = nullptr;
     }).IgnoreError();
   }
 
@@ -187,27 +190,28 @@ class WrittenFiles {
 
 Json monitor_json(const MonitorReport& report) {
   const StepSplit& split = report.split;
-  Json json = {{"seconds", report.seconds},
-               {"utilisation", report.utilisation},
-               {"of_gpus", report.of_gpus},
-               {"wait", split.wait},
-               {"copy", split.copy},
-               {"reduce", split.reduce},
-               {"compute", split.compute},
-               {"update", split.update},
-               {"queue_depth", report.queue_depth},
-               {"ring_size", report.ring_size},
-               {"host_memory_bytes", report.resident_bytes}};
-  if (report.gpu_used_bytes > 0) json["gpu_memory_bytes"] = report.gpu_used_bytes;
-  json["advice"] = Json::array();
-  for (const Advice& advice : report.advice) json["advice"].push_back(advice.text);
+  Json json = {{fields::kSeconds, report.seconds},
+               {fields::kUtilisation, report.utilisation},
+               {fields::kOfGpus, report.of_gpus},
+               {fields::kWait, split.wait},
+               {fields::kCopy, split.copy},
+               {fields::kReduce, split.reduce},
+               {fields::kCompute, split.compute},
+               {fields::kUpdate, split.update},
+               {fields::kQueueDepth, report.queue_depth},
+               {fields::kRingSize, report.ring_size},
+               {fields::kHostMemoryBytes, report.resident_bytes}};
+  if (report.gpu_used_bytes > 0) json[fields::kGpuMemoryBytes] = report.gpu_used_bytes;
+  json[fields::kAdvice] = Json::array();
+  for (const Advice& advice : report.advice) json[fields::kAdvice].push_back(advice.text);
   return json;
 }
 
 void set_monitor(Json& session, const MonitorReport& report) {
-  if (report.seconds > 0) session["utilisation"] = monitor_json(report);
+  if (report.seconds > 0) session[fields::kUtilisation] = monitor_json(report);
   if (report.real_step_bytes > 0) {
-    session["memory"] = {{"predicted_bytes", report.predicted_step_bytes}, {"real_bytes", report.real_step_bytes}};
+    session[fields::kMemory] = {{fields::kPredictedBytes, report.predicted_step_bytes},
+                                {fields::kRealBytes, report.real_step_bytes}};
   }
 }
 
@@ -253,44 +257,48 @@ std::vector<RunSetting> parse_settings(std::string_view yaml) {
 absl::Status begin_session(const std::string& output_dir, const SessionStart& start) {
   Json run = start.resume_step >= 0 ? read_json_file(output_dir + "/" + kRunFile) : Json(nullptr);
   if (!is_run_file(run)) {
-    run = {{"program", escape_text(start.program)}, {"files", Json::object()}, {"sessions", Json::array()}};
+    run = {{fields::kProgram, escape_text(start.program)},
+           {fields::kFiles, Json::object()},
+           {fields::kSessions, Json::array()}};
   }
-  if (!start.id.empty()) run["id"] = start.id;
+  if (!start.id.empty()) run[fields::kId] = start.id;
   for (const std::string& name : start.files) {
-    if (run.contains("files")) run["files"][name] = nullptr;
+    if (run.contains(fields::kFiles)) run[fields::kFiles][name] = nullptr;
   }
   std::error_code ignored;
-  Json session = {{"started", unix_time()},
-                  {"pid", ::getpid()},
-                  {"first_step", std::max<int64_t>(start.resume_step, 0)},
-                  {"command", command_line()},
-                  {"folder", format_text(std::filesystem::current_path(ignored).string())},
-                  {"host", host()},
-                  {"versions", library_versions()},
-                  {"settings", settings_of(start.config)}};
-  if (const std::string commit = git_commit(); !commit.empty()) session["commit"] = commit;
-  if (start.resume_step >= 0) session["changes"] = start.changes;
-  run["sessions"].push_back(std::move(session));
+  Json session = {{fields::kStarted, unix_time()},
+                  {fields::kPid, ::getpid()},
+                  {fields::kFirstStep, std::max<int64_t>(start.resume_step, 0)},
+                  {fields::kCommand, command_line()},
+                  {fields::kFolder, format_text(std::filesystem::current_path(ignored).string())},
+                  {fields::kHost, host()},
+                  {fields::kVersions, library_versions()},
+                  {fields::kSettings, settings_of(start.config)}};
+  if (const std::string commit = git_commit(); !commit.empty()) session[fields::kCommit] = commit;
+  if (start.resume_step >= 0) session[fields::kChanges] = start.changes;
+  run[fields::kSessions].push_back(std::move(session));
   WrittenFiles::of_process().begin(output_dir, start.files);
   return write_run(output_dir, run);
 }
 
 absl::Status write_file_list(const std::string& output_dir, const std::string& program,
                              const std::vector<std::pair<std::string, std::string>>& files) {
-  Json run = {{"program", escape_text(program)}, {"files", Json::object()}, {"sessions", Json::array()}};
-  for (const auto& [name, digest] : files) run["files"][name] = digest.empty() ? Json(nullptr) : Json(digest);
+  Json run = {
+      {fields::kProgram, escape_text(program)}, {fields::kFiles, Json::object()}, {fields::kSessions, Json::array()}};
+  for (const auto& [name, digest] : files) run[fields::kFiles][name] = digest.empty() ? Json(nullptr) : Json(digest);
   return write_run(output_dir, run);
 }
 
 const Json& listed_files(const Json& run) {
   static const Json none = nullptr;
   if (!is_run_file(run)) return none;
-  const auto found = run.find("files");
+  const auto found = run.find(fields::kFiles);
   return found != run.end() && found->is_object() ? *found : none;
 }
 
 bool is_run_file(const Json& run) {
-  return run.is_object() && run.contains("program") && run.contains("sessions") && run.at("sessions").is_array();
+  return run.is_object() && run.contains(fields::kProgram) && run.contains(fields::kSessions) &&
+         run.at(fields::kSessions).is_array();
 }
 
 std::string make_run_id() {
@@ -300,29 +308,29 @@ std::string make_run_id() {
 
 std::string read_run_id(const std::string& output_dir) {
   const Json run = read_json_file(output_dir + "/" + kRunFile);
-  if (!is_run_file(run) || !run.contains("id") || !run["id"].is_string()) return "";
-  return run["id"].get<std::string>();
+  if (!is_run_file(run) || !run.contains(fields::kId) || !run[fields::kId].is_string()) return "";
+  return run[fields::kId].get<std::string>();
 }
 
 absl::Status describe_session(const std::string& output_dir, const RunFacts& facts, const std::string& monitor,
                               bool higher_is_better) {
   return change_session(output_dir, [&](Json& session) {
-    session["facts"] = Json::array();
-    for (const auto& [name, text] : facts) session["facts"].push_back({escape_text(name), format_text(text)});
-    session["monitor"] = {{"metric", escape_text(monitor)}, {"higher_is_better", higher_is_better}};
+    session[fields::kFacts] = Json::array();
+    for (const auto& [name, text] : facts) session[fields::kFacts].push_back({escape_text(name), format_text(text)});
+    session[fields::kMonitor] = {{fields::kMetric, escape_text(monitor)}, {fields::kHigherIsBetter, higher_is_better}};
   });
 }
 
 absl::Status end_session(const std::string& output_dir, const RunSummary& summary, const MonitorReport& monitor) {
   return change_run(output_dir, [&](Json& run, Json& session) {
     WrittenFiles::of_process().end(run);
-    session["ended"] = unix_time();
-    session["exit_reason"] = escape_text(summary.exit_reason);
-    session["exit_code"] = summary.exit_code;
+    session[fields::kEnded] = unix_time();
+    session[fields::kExitReason] = escape_text(summary.exit_reason);
+    session[fields::kExitCode] = summary.exit_code;
     if (summary.wall_seconds > 0) {  // else the run failed
-      session["last_step"] = summary.steps;
-      session["training_seconds"] = summary.wall_seconds;
-      session["pause_seconds"] = summary.wall_seconds * (1 - summary.effective_fraction);
+      session[fields::kLastStep] = summary.steps;
+      session[fields::kTrainingSeconds] = summary.wall_seconds;
+      session[fields::kPauseSeconds] = summary.wall_seconds * (1 - summary.effective_fraction);
     }
     set_monitor(session, monitor);
   });

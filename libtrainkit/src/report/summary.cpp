@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "logging/escape_name.h"
+#include "logging/field_names.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/format.h"
 #include "trainkit/core/fs.h"
@@ -15,6 +16,8 @@
 
 namespace trainkit {
 namespace {
+
+namespace fields = detail::fields;
 
 using Json = nlohmann::ordered_json;
 
@@ -42,30 +45,31 @@ std::map<std::string, std::string> library_versions() {
 }
 
 std::string to_json(const RunSummary& summary) {
-  Json json = {{"exit_reason", escape_text(summary.exit_reason)},
-               {"exit_code", summary.exit_code},
-               {"steps", summary.steps},
-               {"epochs", number(summary.epochs)},
-               {"wall_seconds", number(summary.wall_seconds)},
-               {"effective_fraction", number(summary.effective_fraction)},
-               {"final", metrics(summary.final_metrics)},
-               {"best", metrics(summary.best_metrics)},
-               {"best_step", summary.best_step < 0 ? Json(nullptr) : Json(summary.best_step)},
-               {"versions", Json::object()}};
-  if (summary.predicted_memory_bytes > 0) json["predicted_memory_bytes"] = summary.predicted_memory_bytes;
-  if (summary.real_memory_bytes > 0) json["real_memory_bytes"] = summary.real_memory_bytes;
-  if (summary.predicted_reserved_bytes > 0) json["predicted_reserved_bytes"] = summary.predicted_reserved_bytes;
-  if (summary.real_reserved_bytes > 0) json["real_reserved_bytes"] = summary.real_reserved_bytes;
+  Json json = {{fields::kExitReason, escape_text(summary.exit_reason)},
+               {fields::kExitCode, summary.exit_code},
+               {fields::kSteps, summary.steps},
+               {fields::kEpochs, number(summary.epochs)},
+               {fields::kWallSeconds, number(summary.wall_seconds)},
+               {fields::kEffectiveFraction, number(summary.effective_fraction)},
+               {fields::kFinal, metrics(summary.final_metrics)},
+               {fields::kBest, metrics(summary.best_metrics)},
+               {fields::kBestStep, summary.best_step < 0 ? Json(nullptr) : Json(summary.best_step)},
+               {fields::kVersions, Json::object()}};
+  if (summary.predicted_memory_bytes > 0) json[fields::kPredictedMemoryBytes] = summary.predicted_memory_bytes;
+  if (summary.real_memory_bytes > 0) json[fields::kRealMemoryBytes] = summary.real_memory_bytes;
+  if (summary.predicted_reserved_bytes > 0) json[fields::kPredictedReservedBytes] = summary.predicted_reserved_bytes;
+  if (summary.real_reserved_bytes > 0) json[fields::kRealReservedBytes] = summary.real_reserved_bytes;
   for (const auto& [name, score] : summary.scores) {
     const size_t dot = name.find('.');
     Json& place = dot == name.npos ? json : json[detail::escape_name(name.substr(0, dot))];
     place[detail::escape_name(dot == name.npos ? name : name.substr(dot + 1))] = number(score);
   }
-  for (const std::string& warning : summary.warnings) json["warnings"].push_back(format_text(warning));
+  for (const std::string& warning : summary.warnings) json[fields::kWarnings].push_back(format_text(warning));
   for (const auto& [folder, seed] : summary.runs) {
-    json["runs"].push_back({{"folder", format_text(folder)}, {"seed", seed}});
+    json[fields::kRuns].push_back({{fields::kFolder, format_text(folder)}, {fields::kSeed, seed}});
   }
-  for (const auto& [name, version] : summary.versions) json["versions"][escape_text(name)] = format_text(version);
+  for (const auto& [name, version] : summary.versions)
+    json[fields::kVersions][escape_text(name)] = format_text(version);
   return json.dump(2) + "\n";
 }
 

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "logging/field_names.h"
 #include "report/report_data.h"
 #include "report/run_file.h"
 #include "trainkit/app/app.h"
@@ -18,20 +19,20 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 /// Entries of summary.json that are no scores.
-constexpr std::string_view kNoScores[] = {"exit_code",
-                                          "steps",
-                                          "epochs",
-                                          "wall_seconds",
-                                          "effective_fraction",
-                                          "final",
-                                          "best",
-                                          "best_step",
-                                          "versions",
-                                          "predicted_memory_bytes",
-                                          "real_memory_bytes",
-                                          "predicted_reserved_bytes",
-                                          "real_reserved_bytes",
-                                          "bad_samples"};
+constexpr std::string_view kNoScores[] = {fields::kExitCode,
+                                          fields::kSteps,
+                                          fields::kEpochs,
+                                          fields::kWallSeconds,
+                                          fields::kEffectiveFraction,
+                                          fields::kFinal,
+                                          fields::kBest,
+                                          fields::kBestStep,
+                                          fields::kVersions,
+                                          fields::kPredictedMemoryBytes,
+                                          fields::kRealMemoryBytes,
+                                          fields::kPredictedReservedBytes,
+                                          fields::kRealReservedBytes,
+                                          fields::kBadSamples};
 
 /// Adds the numbers in a JSON object, also "NaN" and "Infinity". Those of nested objects get the object's name and a
 /// dot before theirs.
@@ -70,18 +71,19 @@ absl::StatusOr<Json> read_summary(const std::string& folder) {
 
 /// Adds sums, maxima and warnings of one run to the summary of all.
 void add_run(RunSummary& all, const Json& run) {
-  const double seconds = number_at(run, "wall_seconds");
-  const double effective = all.effective_fraction * all.wall_seconds + number_at(run, "effective_fraction") * seconds;
+  const double seconds = number_at(run, fields::kWallSeconds);
+  const double effective =
+      all.effective_fraction * all.wall_seconds + number_at(run, fields::kEffectiveFraction) * seconds;
   all.wall_seconds += seconds;
   all.effective_fraction = all.wall_seconds > 0 ? effective / all.wall_seconds : 0;
-  all.steps += static_cast<int64_t>(number_at(run, "steps"));
-  all.epochs += number_at(run, "epochs");
-  const std::pair<const char*, int64_t&> peaks[] = {{"predicted_memory_bytes", all.predicted_memory_bytes},
-                                                    {"real_memory_bytes", all.real_memory_bytes},
-                                                    {"predicted_reserved_bytes", all.predicted_reserved_bytes},
-                                                    {"real_reserved_bytes", all.real_reserved_bytes}};
+  all.steps += static_cast<int64_t>(number_at(run, fields::kSteps));
+  all.epochs += number_at(run, fields::kEpochs);
+  const std::pair<const char*, int64_t&> peaks[] = {{fields::kPredictedMemoryBytes, all.predicted_memory_bytes},
+                                                    {fields::kRealMemoryBytes, all.real_memory_bytes},
+                                                    {fields::kPredictedReservedBytes, all.predicted_reserved_bytes},
+                                                    {fields::kRealReservedBytes, all.real_reserved_bytes}};
   for (const auto& [name, peak] : peaks) peak = std::max(peak, static_cast<int64_t>(number_at(run, name)));
-  for (const Json& warning : value_at(run, "warnings")) {
+  for (const Json& warning : value_at(run, fields::kWarnings)) {
     const std::string text = warning.is_string() ? warning.get<std::string>() : "";
     const bool is_new = std::find(all.warnings.begin(), all.warnings.end(), text) == all.warnings.end();
     if (is_new && !text.empty()) all.warnings.push_back(text);
@@ -109,17 +111,17 @@ absl::StatusOr<std::vector<Metrics>> summarize_repeats(const std::string& output
     TRAINKIT_ASSIGN_OR_RETURN(const Json run, read_summary(folder));
     add_run(all, run);
     scores.push_back(scores_of(run));
-    final_metrics.push_back(numbers_of(value_at(run, "final")));
-    best_metrics.push_back(numbers_of(value_at(run, "best")));
-    for (const auto& [part, count] : numbers_of(value_at(run, "bad_samples")))
-      bad_samples["bad_samples." + part] += count;
+    final_metrics.push_back(numbers_of(value_at(run, fields::kFinal)));
+    best_metrics.push_back(numbers_of(value_at(run, fields::kBest)));
+    for (const auto& [part, count] : numbers_of(value_at(run, fields::kBadSamples)))
+      bad_samples[std::string(fields::kBadSamples) + "." + part] += count;
     all.runs.emplace_back(folder.substr(folder.rfind('/') + 1), seed);
   }
   all.final_metrics = list_of(mean_and_deviation(final_metrics));
   all.best_metrics = list_of(mean_and_deviation(best_metrics));
   Metrics own = mean_and_deviation(scores);
   own.merge(bad_samples);
-  own["repeats"] = static_cast<double>(runs.size());
+  own[fields::kRepeats] = static_cast<double>(runs.size());
   all.scores = list_of(own);
   TRAINKIT_RETURN_IF_ERROR(write_summary(output_dir, all));
   return scores;

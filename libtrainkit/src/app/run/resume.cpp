@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "logging/field_names.h"
 #include "report/report_data.h"
 #include "report/run_file.h"
 #include "trainkit/app/app.h"
@@ -15,6 +16,7 @@ namespace trainkit {
 namespace {
 
 namespace fs = std::filesystem;
+namespace fields = detail::fields;
 
 constexpr char kDataKey[] = "config.data";
 constexpr char kBadEvaluationsKey[] = "trainer.bad_evaluations";
@@ -84,7 +86,7 @@ absl::StatusOr<Request> explain_settings_error(const absl::StatusOr<Request>& pa
   const size_t end = error ? error->where.find("/config.yaml") : std::string::npos;
   if (end == std::string::npos) return parsed;
   const std::string folder = error->where.substr(0, end);
-  const std::string made_by = text_at(read_json_file(folder + "/run.json"), "program");
+  const std::string made_by = text_at(read_json_file(folder + "/run.json"), fields::kProgram);
   if (made_by.empty() || made_by == program) return parsed;
   return to_status({.exit_code = ExitCode::kUsage,
                     .id = "run.program",
@@ -115,15 +117,15 @@ std::string describe_end(const RunOptions& run, const TrainerOptions& options, i
   const auto summary = read_json_file(run.output_dir + "/summary.json");
   const auto step = static_cast<double>(checkpoint->step);
   const int64_t planned = planned_steps(batches_per_epoch, options);
-  if (planned > 0 && checkpoint->step >= planned && number_at(summary, "steps", -1) > step) {
+  if (planned > 0 && checkpoint->step >= planned && number_at(summary, fields::kSteps, -1) > step) {
     return "nothing to do: step " + std::to_string(checkpoint->step) + " of the run in " + run.output_dir +
            " is at or after the last step of these settings; its later steps are kept";
   }
-  if (number_at(summary, "exit_code", -1) != 0 || number_at(summary, "steps", -1) != step) return "";
+  if (number_at(summary, fields::kExitCode, -1) != 0 || number_at(summary, fields::kSteps, -1) != step) return "";
   if (planned > 0 && checkpoint->step >= planned) {
     return "the run in " + run.output_dir + " is finished; to continue it, raise --epochs or --max_steps";
   }
-  const bool stopped = text_at(summary, "exit_reason") == to_string(ExitReason::kEarlyStopping);
+  const bool stopped = text_at(summary, fields::kExitReason) == to_string(ExitReason::kEarlyStopping);
   const auto state = load_checkpoint_state(*checkpoint);
   const auto bad = state.ok() ? get_state<int64_t>(*state, kBadEvaluationsKey) : state.status();
   if (!stopped || !bad.ok() || options.early_stopping == 0 || *bad < options.early_stopping) return "";

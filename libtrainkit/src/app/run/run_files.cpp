@@ -7,6 +7,7 @@
 #include "app/run/resume.h"
 #include "core/files/new_files.h"
 #include "logging/event_files.h"
+#include "logging/field_names.h"
 #include "report/report.h"
 #include "report/report_data.h"
 #include "report/run_file.h"
@@ -173,7 +174,7 @@ void RunFiles::add_event_files() {
 }
 
 bool RunFiles::is_finished() const {
-  return number_at(read_json_file((output_dir_ / "summary.json").string()), "exit_code", -1) == 0;
+  return number_at(read_json_file((output_dir_ / "summary.json").string()), fields::kExitCode, -1) == 0;
 }
 
 bool RunFiles::is_running() const { return is_still_running(run_); }

@@ -15,6 +15,7 @@
 #include "app/program/command_line.h"
 #include "app/run/run_files.h"
 #include "core/machine/waiting_threads.h"
+#include "logging/field_names.h"
 #include "logging/run_log.h"
 #include "report/run_file.h"
 #include "train/run/run_state.h"
@@ -32,6 +33,8 @@
 
 namespace trainkit {
 namespace {
+
+namespace fields = detail::fields;
 
 /// Seconds per row of --monitor's table.
 constexpr int kTableEvery = 5;
@@ -99,8 +102,8 @@ Metrics last_logged(const std::vector<LogRecord>& records, std::string_view spli
       std::find_if(records.rbegin(), records.rend(), [&](const LogRecord& record) { return record.split == split; });
   if (last == records.rend() || last->step < first_step) return values;
   values.insert(last->values.begin(), last->values.end());
-  values.erase("evaluation_seconds");
-  values.erase("time");
+  values.erase(fields::kEvaluationSeconds);
+  values.erase(fields::kTime);
   return values;
 }
 
@@ -340,7 +343,7 @@ absl::StatusOr<Metrics> RunFolder::write_bad_samples() {
   std::string text = "part,index,epoch,name,cause\n";
   for (const std::string& line : bad_samples_) {
     text += line;
-    ++counts["bad_samples." + line.substr(0, line.find(','))];
+    ++counts[fmt::format("{}.{}", fields::kBadSamples, line.substr(0, line.find(',')))];
   }
   TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), path_ + "/bad_samples.csv", text));
   std::string parts;
@@ -386,8 +389,8 @@ absl::StatusOr<int> RunFolder::finish(const TrainerResult& result, const Metrics
     if (auto records = read_jsonl(path_ + "/metrics.jsonl"); records.ok()) log = *std::move(records);
   }
   summary.final_metrics = named(result.evaluation.empty() ? last_logged(log, "val", 0) : result.evaluation);
-  const Metrics training = trained ? Metrics{{"loss", result.loss}} : last_logged(log, "train", result.steps);
-  if (const auto loss = training.find("loss"); loss != training.end()) {
+  const Metrics training = trained ? Metrics{{fields::kLoss, result.loss}} : last_logged(log, "train", result.steps);
+  if (const auto loss = training.find(fields::kLoss); loss != training.end()) {
     summary.final_metrics.emplace_back("train_loss", loss->second);
   }
   TRAINKIT_RETURN_IF_ERROR(write_loss_plot(path_));
