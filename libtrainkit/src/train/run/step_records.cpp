@@ -8,6 +8,7 @@
 #include <iterator>
 #include <utility>
 
+#include "logging/field_names.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
@@ -22,9 +23,9 @@ void StepRecords::add(LogRecord record, const StepMetrics& metrics, LateRates ra
     values.emplace_back(name, 0);  // emit() sets the value
     scalars.push_back(scalar);
   };
-  add_scalar("loss", metrics.loss);
+  add_scalar(detail::fields::kLoss, metrics.loss);
   for (const auto& [name, value] : metrics.metrics) add_scalar(name, value);
-  if (metrics.grad_norm.defined()) add_scalar("grad_norm", metrics.grad_norm);
+  if (metrics.grad_norm.defined()) add_scalar(detail::fields::kGradNorm, metrics.grad_norm);
   const size_t named = scalars.size();
   scalars.insert(scalars.end(), rates.scalars.begin(), rates.scalars.end());
   std::move(record.values.begin(), record.values.end(), std::back_inserter(values));
@@ -63,7 +64,7 @@ absl::Status StepRecords::check_finite(double loss, const Pending& pending) {
   if (most_nonfinite_ == 0 || nonfinite_ < most_nonfinite_) return absl::OkStatus();
   return to_status({.exit_code = ExitCode::kNumerics,
                     .id = "train.nonfinite",
-                    .field = "loss",
+                    .field = detail::fields::kLoss,
                     .problem = "is not finite at step " + std::to_string(pending.record.step) +
                                (pending.cause.empty() ? "" : ": " + pending.cause),
                     .got = std::isnan(loss) ? "nan" : "inf",

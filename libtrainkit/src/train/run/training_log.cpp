@@ -4,11 +4,14 @@
 #include <utility>
 
 #include "core/device/late_scalars.h"
+#include "logging/field_names.h"
 #include "monitor/diagnosis.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit {
 namespace {
+
+namespace fields = detail::fields;
 
 /// Number of consecutive records with a loss that is not finite that ends the run; 0 means unlimited.
 int64_t most_nonfinite(const RunContext& run) {
@@ -119,7 +122,7 @@ absl::Status TrainingLog::log_step(double background_seconds) {
   add_speed(record, background_seconds);
   TRAINKIT_RETURN_IF_ERROR(add_gpus(record));
   StepMetrics logged = last_.metrics;
-  if (run_.step.scaler().enabled()) logged.metrics.emplace_back("loss_scale", run_.step.scaler().get_scale());
+  if (run_.step.scaler().enabled()) logged.metrics.emplace_back(fields::kLossScale, run_.step.scaler().get_scale());
   records_.add(std::move(record), logged, rates_of_step(run_.optimizer, run_.scheduler.get(), last_.metrics, last_.lr));
   interval_ = {.start = Clock::now()};
   return run_.group && !run_.devices.device().is_cpu() ? absl::OkStatus() : records_.emit(/*wait=*/false);
@@ -127,14 +130,14 @@ absl::Status TrainingLog::log_step(double background_seconds) {
 
 void TrainingLog::add_speed(LogRecord& record, double background_seconds) {
   const double seconds = seconds_since(interval_.start);
-  record.values.emplace_back("samples_per_second", static_cast<double>(interval_.rows * run_.ranks()) / seconds);
+  record.values.emplace_back(fields::kSamplesPerSecond, static_cast<double>(interval_.rows * run_.ranks()) / seconds);
   if (interval_.weight > 0) {
     record.values.emplace_back(run_.options.weight_unit + "_per_second", interval_.weight / seconds);
   }
   monitor_->append_values(record.values);
-  if (interval_.save_seconds > 0) record.values.emplace_back("save_seconds", interval_.save_seconds);
+  if (interval_.save_seconds > 0) record.values.emplace_back(fields::kSaveSeconds, interval_.save_seconds);
   const double written = background_seconds - std::exchange(background_seconds_, background_seconds);
-  if (written > 0) record.values.emplace_back("save_fraction", std::min(written / seconds, 1.0));
+  if (written > 0) record.values.emplace_back(fields::kSaveFraction, std::min(written / seconds, 1.0));
 }
 
 /// Adds memory and utilisation of every GPU, including those of other ranks.
@@ -153,11 +156,11 @@ void TrainingLog::log_evaluation(const Metrics& metrics, double seconds) {
                    .values = {},
                    .lr = {},
                    .gpu_memory_bytes = {}};
-  record.values.emplace_back("loss", metrics.at("loss"));
+  record.values.emplace_back(fields::kLoss, metrics.at(fields::kLoss));
   for (const auto& [name, metric] : metrics) {
-    if (name != "loss") record.values.emplace_back(name, metric);
+    if (name != fields::kLoss) record.values.emplace_back(name, metric);
   }
-  record.values.emplace_back("evaluation_seconds", seconds);
+  record.values.emplace_back(fields::kEvaluationSeconds, seconds);
   logger_->log(record);
 }
 
