@@ -149,10 +149,11 @@ TEST_CASE("A checkpoint has the weights of its step although training changes th
   const TempDir dir;
   const at::Tensor weight = torch::full({1000}, 1.0, kGpu), moment = torch::full({1000}, 2.0, kGpu);
   BackgroundSaves saves(nullptr);
-  REQUIRE(saves.open(dir / "run", {}).ok());
+  auto store = CheckpointStore::open(dir / "run").value();
+  StoreWriter writer(&store);
   for (const int64_t step : {1, 2, 3}) {
-    saves.begin(step, {.model = {{"weight", weight}}, .optimizer = {{"moment", moment}}, .state = {}},
-                absl::OkStatus());
+    saves.begin(step, {.model = {{"weight", weight}}, .optimizer = {{"moment", moment}}, .state = {}}, absl::OkStatus(),
+                writer);
     weight.add_(1);
     moment.zero_();
     REQUIRE(saves.finish().ok());

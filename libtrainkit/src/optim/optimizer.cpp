@@ -176,7 +176,7 @@ void Optimizer::add_param_group(ParamGroup group) {
 
   std::vector<ParamGroup> groups = groups_;
   groups.push_back(std::move(group));
-  DeviceLrs device_lrs = on_device_ ? make_device_lrs(groups, lr_) : DeviceLrs{};
+  DeviceLrs device_lrs = on_device_ ? DeviceLrs::make(groups, lr_) : DeviceLrs{};
 
   groups_ = std::move(groups);
   device_lrs_ = std::move(device_lrs);
@@ -195,7 +195,7 @@ void Optimizer::add_param_group(ParamGroup group) {
 
 void Optimizer::count_on_device() {
   if (!groups_.empty() && !device_lrs_.values.defined()) {
-    device_lrs_ = make_device_lrs(groups_, lr_);
+    device_lrs_ = DeviceLrs::make(groups_, lr_);
     ++version_;
   }
   on_device_ = true;
@@ -329,7 +329,7 @@ void Optimizer::advance_steps(const std::optional<at::Tensor>& found_inf, bool a
   if (found_inf) steps_.addcmul_(advance, *found_inf, -1);
 }
 
-Optimizer::DeviceLrs Optimizer::make_device_lrs(const std::vector<ParamGroup>& groups, double lr) {
+Optimizer::DeviceLrs Optimizer::DeviceLrs::make(const std::vector<ParamGroup>& groups, double lr) {
   std::vector<double> multiples;
   multiples.reserve(groups.size());
   for (const ParamGroup& group : groups) multiples.push_back(group.lr_multiple);

@@ -86,6 +86,18 @@ StateDict Optimizer::state_dict() const {
   return state;
 }
 
+std::map<std::string, at::Tensor> Optimizer::parameters_of_state() const {
+  std::map<std::string, at::Tensor> parameters;
+  for (const Bucket& bucket : buckets_) {
+    for (const std::string& kind : state_names(groups_[bucket.group])) {
+      for (size_t i = 0; i < bucket.params.size(); ++i) {
+        parameters[state_key(bucket.names[i], kind)] = bucket.params[i];
+      }
+    }
+  }
+  return parameters;
+}
+
 /// Checks names, types, shapes and ranges of `state` against this optimizer's own state.
 absl::Status Optimizer::check_state(const StateDict& state) const {
   TRAINKIT_ASSIGN_OR_RETURN(const std::string kind, get_state<std::string>(state, "type"));
@@ -139,7 +151,7 @@ absl::Status Optimizer::load_state_dict(const StateDict& state) {
     initial_lr_ = std::get<double>(initial->second);
   }
   if (device_lrs_.values.defined()) {  // in place: a captured graph reads these addresses
-    const DeviceLrs loaded = make_device_lrs(groups_, lr_);
+    const DeviceLrs loaded = DeviceLrs::make(groups_, lr_);
     device_lrs_.multiples.copy_(loaded.multiples);
     device_lrs_.values.copy_(loaded.values);
   }

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -151,6 +152,9 @@ class Optimizer : public ScaledOptimizer {
   /// Loads a state. Returns an Error of exit code 5 and changes nothing in these cases: the state has another
   /// optimizer type or other groups; a parameter's state is missing, left over, or of another shape or dtype.
   absl::Status load_state_dict(const StateDict& state);
+  /// Parameters by the names of those entries of state_dict() whose tensors belong to them number by number: all of the
+  /// type ("state.<name>.exp_avg"), not the step counts. With sharding: parts of parameters.
+  std::map<std::string, at::Tensor> parameters_of_state() const;
 
   /// Creates an optimizer of the same type and options, without parameters: one for each replica.
   virtual std::unique_ptr<Optimizer> create_like() const = 0;
@@ -206,13 +210,13 @@ class Optimizer : public ScaledOptimizer {
     at::Tensor multiples;
     at::Tensor values;
     std::vector<at::Tensor> views;
+    static DeviceLrs make(const std::vector<ParamGroup>& groups, double lr);
   };
 
   void apply_step(const std::optional<at::Tensor>& found_inf);
   void apply_to(const Bucket& bucket, const std::optional<at::Tensor>& found_inf);
   bool collect_gradients();
   void advance_steps(const std::optional<at::Tensor>& found_inf, bool all_present);
-  static DeviceLrs make_device_lrs(const std::vector<ParamGroup>& groups, double lr);
   absl::Status check_state(const StateDict& state) const;
 
   SumOverShards sum_over_shards_;

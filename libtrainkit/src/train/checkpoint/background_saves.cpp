@@ -34,18 +34,12 @@ double seconds_since(BackgroundSaves::TimePoint start) {
 //   step computes gradients. Only the optimizer's step changes it, and Trainer calls wait_for_copy() before that. The
 //   weights are copied at once, because the user's code may change them at any time.
 // - At most one save runs at a time: the caller calls finish() before begin(). The background thread is the only user
-//   of store_ meanwhile, and buffer_ is not written again before the file is on the disk.
+//   of the writer meanwhile, and buffer_ is not written again before the file is on the disk.
 // - The destructor of the std::async future waits for the thread, so `this` outlives the lambda. The copy is moved into
 //   a local of the lambda and freed there, not when the future is destroyed.
 // With sharding every rank copies only its parts, and the background threads of all ranks write them, see Note [Ranks
 // save together] in save_together.cpp.
 // finish() all-reduces the number of failures, so that every rank ends or continues together.
-
-absl::Status BackgroundSaves::open(const std::string& output_dir, const CheckpointOptions& options) {
-  TRAINKIT_ASSIGN_OR_RETURN(auto store, CheckpointStore::open(output_dir, options));
-  store_.emplace(std::move(store));
-  return absl::OkStatus();
-}
 
 bool BackgroundSaves::keeps_buffer(std::optional<TimePoint> before, TimePoint now) {
   return before && now - *before <= std::chrono::minutes(1);
@@ -55,30 +49,15 @@ void BackgroundSaves::release_unused_buffer() {
   if (!keeps_buffer(begun_, std::chrono::steady_clock::now())) buffer_.release();
 }
 
-void BackgroundSaves::begin(int64_t step, const CheckpointContents& contents, const absl::Status& logged,
-                            const Gather& gather) {
+void BackgroundSaves::begin(int64_t step, CheckpointContents contents, const absl::Status& logged,
+                            CheckpointWriter& writer) {
   step_ = step;
-  const bool has_work = gather || (logged.ok() && store_);
-  written_ = !has_work ? ready_future(logged)
-                       : write_in_background(contents, [this, step, logged, gather](CheckpointContents copy) {
-                           return write(step, std::move(copy), logged, gather);
-                         });
-}
-
-void BackgroundSaves::begin_together(int64_t step, const CheckpointContents& contents, const absl::Status& logged,
-                                     const WriteTogether& write) {
-  step_ = step;
-  written_ = write_in_background(contents, [this, step, logged, write](CheckpointContents copy) {
-    return write(store_ ? &*store_ : nullptr, step, std::move(copy), logged);
-  });
-}
-
-/// Writes a checkpoint. The ranks gather their parts even if this one cannot write: the others wait for it.
-absl::Status BackgroundSaves::write(int64_t step, CheckpointContents contents, const absl::Status& logged,
-                                    const Gather& gather) {
-  const absl::Status gathered = gather ? gather(contents) : absl::OkStatus();
-  if (!logged.ok()) return logged;
-  return gathered.ok() && store_ ? store_->save(step, contents) : gathered;
+  writer.prepare(contents);
+  written_ = !writer.has_work(logged.ok())
+                 ? ready_future(logged)
+                 : write_in_background(contents, [step, logged, &writer](CheckpointContents copy) {
+                     return writer.write(step, std::move(copy), logged);
+                   });
 }
 
 std::future<absl::Status> BackgroundSaves::write_in_background(const CheckpointContents& contents, const Write& write) {

@@ -12,14 +12,14 @@
 #include <string>
 
 #include "core/device/host_tensors.h"
+#include "train/checkpoint/checkpoint_writer.h"
 #include "trainkit/distributed/process_group.h"
 #include "trainkit/train/checkpoint.h"
 
 namespace trainkit {
 
-/// Runs one save at a time in a background thread. Every rank calls begin() and finish() at the same steps; the rank
-/// that called open() writes; with sharding all ranks write their parts. The destructor waits for the running save.
-/// See Note [Background saves].
+/// Runs one save at a time in a background thread. Every rank calls begin() and finish() at the same steps, with its
+/// writer. The destructor waits for the running save. See Note [Background saves].
 ///
 /// Copies all tensors into one buffer, which is page-locked if they come from a GPU, with one wait; the optimizer's
 /// state on the CPU is copied in the background. The buffer is kept for a minute, for the next save; then
@@ -29,32 +29,15 @@ class BackgroundSaves {
   /// @param group nullptr means one process.
   explicit BackgroundSaves(ProcessGroup* group) : group_(group) {}
 
-  /// Opens the checkpoint folder; only on the rank that writes. Errors are those of CheckpointStore::open.
-  absl::Status open(const std::string& output_dir, const CheckpointOptions& options);
-
-  /// Starts to write a copy of `contents`. The optimizer's state must not change before wait_for_copy(). Without memory
-  /// for a copy it writes before it returns. No other save may be running. @param logged status of flushing the log
-  /// records of this checkpoint; an error fails the save.
-  /// @param gather completes the contents from the parts of all ranks (sharding), in the background; each rank's thread
-  /// calls it. Null if the first rank has everything.
-  using Gather = std::function<absl::Status(CheckpointContents&)>;
-  void begin(int64_t step, const CheckpointContents& contents, const absl::Status& logged,
-             const Gather& gather = nullptr);
-  /// The same for ranks that write together. @param write writes the copy to the store, which is null on ranks that
-  /// have not called open(); each rank's thread calls it. A `logged` error must fail the save on all ranks.
-  using WriteTogether = std::function<absl::Status(CheckpointStore* store, int64_t step, CheckpointContents contents,
-                                                   const absl::Status& logged)>;
-  void begin_together(int64_t step, const CheckpointContents& contents, const absl::Status& logged,
-                      const WriteTogether& write);
+  /// Lets `writer` write a copy of `contents`, which it prepares first. It lives until finish(). The optimizer's state
+  /// must not change before wait_for_copy(). Without memory for a copy it writes before this returns. No other save may
+  /// be running. @param logged status of flushing the log records of this checkpoint; an error fails the save.
+  void begin(int64_t step, CheckpointContents contents, const absl::Status& logged, CheckpointWriter& writer);
 
   /// Returns whether the optimizer's state is still being copied.
   bool is_copying() const { return is_copying_; }
   /// Waits until it has been copied.
   void wait_for_copy() const { is_copying_.wait(true); }
-
-  /// Returns why an older checkpoint could not be deleted, else OK; see CheckpointStore::retention_status. Not while a
-  /// save is running.
-  absl::Status retention_status() const { return store_ ? store_->retention_status() : absl::OkStatus(); }
 
   bool under_way() const { return written_.valid(); }
   /// Step of the running save, or of the last one.
@@ -76,10 +59,8 @@ class BackgroundSaves {
  private:
   using Write = std::function<absl::Status(CheckpointContents contents)>;
   std::future<absl::Status> write_in_background(const CheckpointContents& contents, const Write& write);
-  absl::Status write(int64_t step, CheckpointContents contents, const absl::Status& logged, const Gather& gather);
 
   ProcessGroup* group_;
-  std::optional<CheckpointStore> store_;
   int64_t step_ = -1;
   std::optional<TimePoint> begun_;  // of the last save
   std::atomic<bool> is_writing_{false}, is_copying_{false};

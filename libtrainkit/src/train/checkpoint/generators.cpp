@@ -3,7 +3,6 @@
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <mutex>
@@ -11,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "distributed/group/gather_bytes.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/random.h"
 #include "trainkit/core/status.h"
@@ -137,11 +137,7 @@ absl::StatusOr<StateDict> collect_generators(const DeviceReplicator& devices) {
   if (!group) return state;
   std::vector<at::Tensor> own;
   for (const auto& [name, value] : state) own.push_back(std::get<at::Tensor>(value));
-  const at::Tensor bytes = at::cat(own);
-  const at::Tensor all = at::zeros({group->world_size(), bytes.numel()}, bytes.options());
-  all[group->rank()].copy_(bytes);
-  TRAINKIT_RETURN_IF_ERROR(group->all_reduce(all, "gathering random generators"));
-  state[kRanks] = all;
+  TRAINKIT_ASSIGN_OR_RETURN(state[kRanks], gather_bytes(*group, at::cat(own), "random generators"));
   return state;
 }
 

@@ -43,10 +43,9 @@ std::vector<ShardedCopy> sharded_copies(const DeviceReplicator& devices, const T
 
 void add_state_of_copies(const std::vector<ShardedCopy>& copies, CheckpointContents& contents) {
   for (size_t copy = 1; copy < copies.size(); ++copy) {
-    const PartsByName parts = parts_by_name(*copies[copy].optimizer);
-    for (const auto& [key, value] : copies[copy].optimizer->state_dict()) {
-      const auto* tensor = std::get_if<at::Tensor>(&value);
-      if (tensor && part_of_entry(key, parts)) contents.optimizer.emplace_back(prefix_of_copy(copy) + key, *tensor);
+    const StateDict state = copies[copy].optimizer->state_dict();
+    for (const auto& [key, part] : copies[copy].optimizer->parameters_of_state()) {
+      contents.optimizer.emplace_back(prefix_of_copy(copy) + key, std::get<at::Tensor>(state.at(key)));
     }
     for (const auto& [name, average] : copies[copy].averages) {
       contents.optimizer.emplace_back(prefix_of_copy(copy) + average_name(name), average);
@@ -56,27 +55,31 @@ void add_state_of_copies(const std::vector<ShardedCopy>& copies, CheckpointConte
 
 absl::Status join_state_of_copies(const std::vector<ShardedCopy>& copies, CheckpointContents& contents) try {
   std::map<std::string, at::Tensor> others = take_copies(contents.optimizer);
-  std::vector<PartsByName> parts;
-  for (const ShardedCopy& copy : copies) parts.push_back(parts_by_name(*copy.optimizer));
-  const ShardLayout& layout = copies[0].shards->layout();
-  const auto join = [&](const std::string& key, const std::string& parameter, at::Tensor& first) {
-    const at::Tensor whole =
-        layout.make_whole(copies[0].shards->index_of_part(parts[0].at(parameter)), first.scalar_type());
+  std::vector<PartsByName> of_state, of_averages;  // by copy
+  for (const ShardedCopy& copy : copies) {
+    of_state.push_back(copy.optimizer->parameters_of_state());
+    of_averages.push_back(parts_by_name(*copy.optimizer));
+  }
+  // Joins the entry `name` of all copies, which belongs to parts[copy] of them.
+  const auto join = [&](const std::string& name, const std::string& parameter, const std::vector<PartsByName>& parts,
+                        at::Tensor& first) {
+    at::Tensor whole;
     for (size_t copy = 0; copy < copies.size(); ++copy) {
-      const at::Tensor& numbers = copy == 0 ? first : others.at(prefix_of_copy(copy) + key);
       const ParameterShards& shards = *copies[copy].shards;
-      shards.layout().put(shards.index_of_part(parts[copy].at(parameter)), numbers, whole);
+      const size_t index = shards.index_of_part(parts[copy].at(parameter));
+      if (copy == 0) whole = shards.layout().make_whole(index, first.scalar_type());
+      shards.layout().put(index, copy == 0 ? first : others.at(prefix_of_copy(copy) + name), whole);
     }
     first = whole;
   };
   for (auto& [key, tensor] : contents.optimizer) {
-    if (!part_of_entry(key, parts[0])) continue;
-    constexpr size_t kBegin = 6;  // "state."
-    join(key, key.substr(kBegin, key.rfind('.') - kBegin), tensor);
+    if (of_state[0].contains(key)) join(key, key, of_state, tensor);
   }
   std::map<std::string, at::Tensor*> model;
   for (auto& [name, tensor] : contents.model) model[name] = &tensor;
-  for (const auto& [name, average] : copies[0].averages) join(average_name(name), name, *model.at(name));
+  for (const auto& [name, average] : copies[0].averages) {
+    join(average_name(name), name, of_averages, *model.at(name));
+  }
   return absl::OkStatus();
 } catch (...) {
   return status_from_current_exception();

@@ -3,9 +3,7 @@
 #include <torch/nn/module.h>
 
 #include <map>
-#include <set>
 #include <string>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -45,49 +43,49 @@ DividedTensor describe(DividedTensor::Kind kind, const at::Tensor& part, const P
           .cuts = layout.is_row_major(parameter) ? layout.cuts(parameter) : std::vector<int64_t>()};
 }
 
-}  // namespace
-
-const at::Tensor* part_of_entry(const std::string& key, const PartsByName& parts) {
-  constexpr std::string_view kState = "state.";
-  const size_t dot = key.rfind('.');
-  if (!key.starts_with(kState) || dot <= kState.size() || key.substr(dot) == ".step") return nullptr;
-  const auto found = parts.find(key.substr(kState.size(), dot - kState.size()));
+/// Returns the tensor of this name, or nullptr.
+const at::Tensor* find(const PartsByName& parts, const std::string& name) {
+  const auto found = parts.find(name);
   return found == parts.end() ? nullptr : &found->second;
 }
+
+}  // namespace
 
 DividedCheckpoint keep_own_parts(CheckpointContents& contents, const NamedTensors& averages,
                                  const torch::nn::Module& model, const Optimizer& optimizer,
                                  const ParameterShards& shards) {
   const PartsByName parts = parts_by_name(optimizer);
-  std::set<std::string> averaged;
-  for (const auto& [name, average] : averages) averaged.insert(name);
-  std::map<std::string, at::Tensor> parameters;
-  for (const auto& item : model.named_parameters()) parameters[item.key()] = item.value();
-  // Weights that are not row-major stay whole: rank 0 has them.
-  const auto weight_part = [&](const std::string& name) -> const at::Tensor* {
-    const auto found = parameters.find(name);
-    const at::Tensor* part = found == parameters.end() ? nullptr : shards.find_part(found->second);
-    return part && shards.layout().is_row_major(shards.index_of_part(*part)) ? part : nullptr;
-  };
-  const auto divide = [&](NamedTensors& tensors, DividedTensors& divided, const auto& part_and_kind) {
+  PartsByName averaged, weights;
+  for (const auto& [name, average] : averages) averaged[name] = parts.at(name);
+  for (const auto& item : model.named_parameters()) {
+    const at::Tensor* part = shards.find_part(item.value());
+    // Weights that are not row-major stay whole: rank 0 has them.
+    if (part && shards.layout().is_row_major(shards.index_of_part(*part))) weights[item.key()] = *part;
+  }
+  // The entries of a file that are divided, see Note [Averages in a checkpoint].
+  std::map<std::string, std::pair<at::Tensor, DividedTensor::Kind>> in_model, in_optimizer;
+  for (const auto& [name, part] : weights) {
+    if (averaged.contains(name)) {
+      in_optimizer[live_name(name)] = {part, DividedTensor::kWeight};
+    } else {
+      in_model[name] = {part, DividedTensor::kWeight};
+    }
+  }
+  for (const auto& [name, part] : averaged) in_model[name] = {part, DividedTensor::kAverage};
+  for (const auto& [name, part] : optimizer.parameters_of_state()) in_optimizer[name] = {part, DividedTensor::kState};
+  const auto divide = [&](NamedTensors& tensors, DividedTensors& divided, const auto& entries) {
     std::erase_if(tensors, [&](auto& named) {
-      const auto& [part, kind] = part_and_kind(named.first);
-      if (!part) return shards.layout().rank() > 0;
-      divided[named.first] = describe(kind, *part, shards);
-      if (kind == DividedTensor::kWeight) named.second = *part;
+      const auto found = entries.find(named.first);
+      if (found == entries.end()) return shards.layout().rank() > 0;
+      const auto& [part, kind] = found->second;
+      divided[named.first] = describe(kind, part, shards);
+      if (kind == DividedTensor::kWeight) named.second = part;
       return false;
     });
   };
   DividedCheckpoint divided;
-  using Found = std::pair<const at::Tensor*, DividedTensor::Kind>;
-  divide(contents.model, divided.model, [&](const std::string& name) -> Found {
-    if (averaged.contains(name)) return {&parts.at(name), DividedTensor::kAverage};
-    return {weight_part(name), DividedTensor::kWeight};
-  });
-  divide(contents.optimizer, divided.optimizer, [&](const std::string& name) -> Found {
-    if (name.starts_with(kLivePrefix)) return {weight_part(name.substr(kLivePrefix.size())), DividedTensor::kWeight};
-    return {part_of_entry(name, parts), DividedTensor::kState};
-  });
+  divide(contents.model, divided.model, in_model);
+  divide(contents.optimizer, divided.optimizer, in_optimizer);
   return divided;
 }
 
@@ -120,9 +118,9 @@ void load_averages(const NamedTensors& averages, const std::map<std::string, at:
 }
 
 StateDict parts_of_state(StateDict state, const Optimizer& optimizer, const ParameterShards& shards) {
-  const PartsByName parts = parts_by_name(optimizer);
+  const PartsByName parts = optimizer.parameters_of_state();
   for (auto& [key, value] : state) {
-    const at::Tensor* part = part_of_entry(key, parts);
+    const at::Tensor* part = find(parts, key);
     at::Tensor* whole = std::get_if<at::Tensor>(&value);
     if (!part || !whole || !whole->defined()) continue;
     const size_t parameter = shards.index_of_part(*part);

@@ -16,9 +16,6 @@ namespace trainkit::detail {
 /// The optimizer's parameters by name.
 using PartsByName = std::map<std::string, at::Tensor>;
 PartsByName parts_by_name(const Optimizer& optimizer);
-/// Returns the part to which the entry "state.<parameter>.<kind>" of an optimizer's state belongs, or nullptr: a step
-/// count is not divided.
-const at::Tensor* part_of_entry(const std::string& key, const PartsByName& parts);
 
 /// Reduces `contents`, all of collect_run(), to the tensors that this rank writes when all ranks save together: its
 /// parts of the divided ones and, on rank 0, the others. Copies no tensor. `averages` are TrainStep::averages(), empty

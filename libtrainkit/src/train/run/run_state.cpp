@@ -11,11 +11,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <string_view>
 #include <utility>
 #include <variant>
 
+#include "distributed/group/gather_bytes.h"
 #include "train/checkpoint/generators.h"
 #include "train/divided/sharded_state.h"
 #include "trainkit/core/error.h"
@@ -26,6 +28,8 @@
 
 namespace trainkit {
 namespace {
+
+constexpr const char* kScaler = "scaler";
 
 /// Reads the counters of a checkpoint and checks that they belong to its step.
 absl::StatusOr<RunProgress> load_progress(const CheckpointContents& contents, const CheckpointPath& found) {
@@ -44,21 +48,12 @@ StateDict shape_state(const RunShape& shape) {
   return {{"global_batch_size", shape.global_batch_size}, {"replicas", shape.replicas}};
 }
 
-/// Gathers each rank's bytes: (ranks, bytes) uint8, the same on all ranks. All-reduces zeros with this rank's row
-/// filled in.
-absl::StatusOr<at::Tensor> gather_bytes(ProcessGroup& group, const at::Tensor& mine, const std::string& what) {
-  const at::Tensor all = at::zeros({group.world_size(), mine.numel()}, mine.options());
-  all[group.rank()].copy_(mine);
-  TRAINKIT_RETURN_IF_ERROR(group.all_reduce(all, "gathering " + what));
-  return all;
-}
-
 /// Gathers the trained rows of each rank: {"digests", "counts"}, one number per rank.
 absl::StatusOr<StateDict> gather_rows(ProcessGroup* group, const RowTrace& rows) {
   std::vector<int64_t> digests = {static_cast<int64_t>(rows.digest)}, counts = {rows.count};
   if (group) {
     const at::Tensor mine = at::tensor({digests[0], counts[0]}, at::kLong);
-    TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor bytes, gather_bytes(*group, mine.view(at::kByte), "rows"));
+    TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor bytes, detail::gather_bytes(*group, mine.view(at::kByte), "rows"));
     const at::Tensor all = bytes.view(at::kLong);
     digests.resize(static_cast<size_t>(group->world_size()));
     counts.resize(digests.size());
@@ -117,7 +112,7 @@ void put_averages(const NamedTensors& averages, NamedTensors& model, NamedTensor
     const auto is_named = [&name = name](const auto& tensor) { return tensor.first == name; };
     const auto weight = std::find_if(model.begin(), model.end(), is_named);
     TORCH_CHECK(weight != model.end(), "parameter '", name, "' of the optimizer is not in the model");
-    others.emplace_back(std::string(kLivePrefix) + name, std::exchange(weight->second, average));
+    others.emplace_back(live_name(name), std::exchange(weight->second, average));
   }
 }
 
@@ -152,6 +147,44 @@ void set_initial_lr_of_older(const RunParts& parts, double own) {
   parts.optimizer.set_scheduled_lr(now);
 }
 
+/// A component of a run, and its section of state.json.
+struct StateSection {
+  const char* name;
+  bool rolls_back;      // with the weights; the position in the data does not
+  bool may_be_missing;  // the scaler's: of a run that was not in fp16
+  std::function<StateDict()> state_dict;
+  std::function<absl::Status(const StateDict&)> load_state_dict;
+};
+
+template <class T>
+StateSection section_of(const char* name, T& component, bool rolls_back, bool may_be_missing = false) {
+  return {.name = name,
+          .rolls_back = rolls_back,
+          .may_be_missing = may_be_missing,
+          .state_dict = [&component] { return component.state_dict(); },
+          .load_state_dict = [&component](const StateDict& state) { return component.load_state_dict(state); }};
+}
+
+/// The components whose state is in state.json alone. The optimizer's tensors are in a file of their own.
+std::vector<StateSection> sections_of(const RunParts& parts) {
+  std::vector<StateSection> sections;
+  if (parts.scheduler) sections.push_back(section_of("scheduler", *parts.scheduler, /*rolls_back=*/true));
+  sections.push_back(section_of(kScaler, parts.scaler, /*rolls_back=*/true, /*may_be_missing=*/true));
+  sections.push_back(section_of("loader", parts.loader, /*rolls_back=*/false));
+  return sections;
+}
+
+/// Loads the components that roll back, or the other ones.
+absl::Status load_sections(const StateDict& state, const RunParts& parts, bool rolls_back) {
+  for (const StateSection& section : sections_of(parts)) {
+    if (section.rolls_back != rolls_back) continue;
+    const StateDict own = sub_state(state, section.name);
+    if (own.empty() && section.may_be_missing) continue;
+    TRAINKIT_RETURN_IF_ERROR(section.load_state_dict(own));
+  }
+  return absl::OkStatus();
+}
+
 /// Loads weights, optimizer, schedule and scaler.
 absl::Status load_model(const CheckpointContents& contents, const CheckpointPath& found, const RunParts& parts) {
   StateDict optimizer = sub_state(contents.state, "optimizer");
@@ -169,12 +202,9 @@ absl::Status load_model(const CheckpointContents& contents, const CheckpointPath
   }
   const double own_lr = parts.optimizer.initial_lr();
   if (parts.copies.empty()) TRAINKIT_RETURN_IF_ERROR(parts.optimizer.load_state_dict(optimizer));
-  if (parts.scheduler) {
-    TRAINKIT_RETURN_IF_ERROR(parts.scheduler->load_state_dict(sub_state(contents.state, "scheduler")));
-  }
+  TRAINKIT_RETURN_IF_ERROR(load_sections(contents.state, parts, /*rolls_back=*/true));
   if (!optimizer.contains("initial_lr")) set_initial_lr_of_older(parts, own_lr);
-  const StateDict scaler = sub_state(contents.state, "scaler");
-  return scaler.empty() ? absl::OkStatus() : parts.scaler.load_state_dict(scaler);
+  return absl::OkStatus();
 }
 
 /// Explains why the run will differ from an uninterrupted one; empty if it will not.
@@ -194,7 +224,7 @@ std::string resume_warning(const StateDict& saved, const RunParts& parts, const 
         "uninterrupted one",
         text.empty() ? "" : "; ", rows, shape.global_batch_size);
   }
-  if (parts.scaler.enabled() && sub_state(saved, "scaler").empty()) {
+  if (parts.scaler.enabled() && sub_state(saved, kScaler).empty()) {
     text += fmt::format(
         "{}the checkpoint has no loss scale, as its run was not in fp16: the scale starts from its initial value",
         text.empty() ? "" : "; ");
@@ -233,13 +263,11 @@ absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunP
     }
   }
   if (!is_first) return contents;
-  if (parts.scheduler) {
-    merge_state(contents.state, "scheduler", parts.scheduler->state_dict());
-    contents.state["optimizer.lr"] =
-        parts.scheduler->lr();  // with a table on the GPU the optimizer does not have the current value
+  // With a table on the GPU the optimizer does not have the current value.
+  if (parts.scheduler) contents.state["optimizer.lr"] = parts.scheduler->lr();
+  for (const StateSection& section : sections_of(parts)) {
+    merge_state(contents.state, section.name, section.state_dict());
   }
-  merge_state(contents.state, "scaler", parts.scaler.state_dict());
-  merge_state(contents.state, "loader", parts.loader.state_dict());
   merge_state(contents.state, "trainer", progress_state(progress));
   merge_state(contents.state, "rows", rows);
   merge_state(contents.state, "shape", shape_state(shape));
@@ -272,7 +300,7 @@ absl::StatusOr<std::string> resume_run(const std::string& spec, const std::strin
   TRAINKIT_RETURN_IF_ERROR(check_shape(saved_shape(contents.state), shape));
   TRAINKIT_ASSIGN_OR_RETURN(RunProgress loaded, load_progress(contents, found));
   TRAINKIT_RETURN_IF_ERROR(load_model(contents, found, parts));
-  TRAINKIT_RETURN_IF_ERROR(parts.loader.load_state_dict(sub_state(contents.state, "loader")));
+  TRAINKIT_RETURN_IF_ERROR(load_sections(contents.state, parts, /*rolls_back=*/false));
   const int64_t rank = parts.devices.process_group() ? parts.devices.process_group()->rank() : 0;
   const int64_t ranks = parts.devices.process_group() ? parts.devices.process_group()->world_size() : 1;
   loaded.rows = load_rows(sub_state(contents.state, "rows"), rank, ranks);
@@ -335,7 +363,8 @@ absl::StatusOr<std::string> describe_gpu_memory(const DeviceReplicator& devices,
   if (numbers.empty()) return std::string();
   at::Tensor all = at::tensor(numbers, at::kLong);
   if (group) {
-    TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor bytes, gather_bytes(*group, all.view(at::kByte), "memory of the GPUs"));
+    TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor bytes,
+                              detail::gather_bytes(*group, all.view(at::kByte), "memory of the GPUs"));
     all = bytes.view(at::kLong);
   }
   all = all.view({-1, 3});
@@ -351,7 +380,8 @@ absl::StatusOr<std::string> describe_gpu_memory(const DeviceReplicator& devices,
 absl::Status gather_gpus(ProcessGroup& group, std::vector<int64_t>& memory_bytes, std::vector<double>& utilisation) {
   const double share = utilisation.empty() ? -1 : utilisation.front();
   const at::Tensor mine = at::tensor({static_cast<double>(memory_bytes.front()), share}, at::kDouble);
-  TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor bytes, gather_bytes(group, mine.view(at::kByte), "GPUs of the ranks"));
+  TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor bytes,
+                            detail::gather_bytes(group, mine.view(at::kByte), "GPUs of the ranks"));
   const at::Tensor all = bytes.view(at::kDouble);
   memory_bytes.clear();
   utilisation.clear();

@@ -81,6 +81,7 @@ int64_t saved_fit(const StateDict& state);
 
 /// Prefix of the trained weights in a checkpoint with averages, see Note [Averages in a checkpoint].
 inline constexpr std::string_view kLivePrefix = "live.";
+inline std::string live_name(const std::string& weight) { return std::string(kLivePrefix) + weight; }
 
 /// Collects the state of a run. Every rank must call it, since each has its own random generators. With sharding each
 /// rank's result has its own parts: pass it to keep_own_parts().

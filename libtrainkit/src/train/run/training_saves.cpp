@@ -3,8 +3,7 @@
 #include <utility>
 
 #include "core/tensors/recorded.h"
-#include "train/divided/sharded_copies.h"
-#include "train/divided/sharded_state.h"
+#include "train/divided/divided_writers.h"
 #include "train/run/run_messages.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
@@ -14,9 +13,14 @@ namespace trainkit {
 absl::Status TrainingSaves::open() {
   const TrainerOptions& options = run_.options;
   const bool uses_folder = !options.output_dir.empty() && (options.save_every > 0 || !options.resume.empty());
-  if (!run_.is_first() || !uses_folder) return absl::OkStatus();
-  return saves_.open(options.output_dir,
-                     {.keep_last = static_cast<int>(options.keep_last), .keep_every = options.keep_every});
+  if (run_.is_first() && uses_folder) {
+    TRAINKIT_ASSIGN_OR_RETURN(
+        store_, CheckpointStore::open(options.output_dir, {.keep_last = static_cast<int>(options.keep_last),
+                                                           .keep_every = options.keep_every}));
+  }
+  writer_ = detail::make_writer(run_.devices, run_.optimizer, run_.step, store_ ? &*store_ : nullptr,
+                                [this] { wrote_alone_ = true; });
+  return absl::OkStatus();
 }
 
 absl::Status TrainingSaves::save() {
@@ -28,38 +32,9 @@ absl::Status TrainingSaves::save() {
                             collect_run(run_.parts(), run_.progress, run_.shape(), run_.options.config));
   // Flush the records first, so that a run resumed from this checkpoint does not repeat them.
   const absl::Status logged = log_.logger() ? log_.logger()->flush() : absl::OkStatus();
-  const int64_t step = run_.progress.step;
-  const detail::ParameterShards* shards = run_.devices.shards();
-  if (const auto copies = detail::sharded_copies(run_.devices, run_.step); copies.size() > 1) {  // of one process
-    detail::add_state_of_copies(copies, contents);
-    saves_.begin(step, contents, logged,
-                 [copies](CheckpointContents& own) { return detail::join_state_of_copies(copies, own); });
-  } else if (shards && run_.group) {
-    begin_together(std::move(contents), logged, *shards);
-  } else {
-    saves_.begin(step, contents, logged);
-  }
+  saves_.begin(run_.progress.step, std::move(contents), logged, *writer_);
   log_.resume(start, /*for_save=*/true);
   return absl::OkStatus();
-}
-
-/// Starts a save in which each rank writes its parts of the divided training state.
-void TrainingSaves::begin_together(CheckpointContents contents, const absl::Status& logged,
-                                   const detail::ParameterShards& shards) {
-  const detail::DividedCheckpoint divided =
-      detail::keep_own_parts(contents, run_.step.averages(), *run_.devices.module(), run_.optimizer, shards);
-  const auto write = [this, &shards, divided](CheckpointStore* store, int64_t step, CheckpointContents own,
-                                              const absl::Status& ready) {
-    const detail::SavingRank rank{.rank = shards.layout().rank(),
-                                  .ranks = shards.layout().ranks(),
-                                  .store = store,
-                                  .exchange = [&](const at::Tensor& message) { return shards.exchange(message); },
-                                  .gather = [&](CheckpointContents& parts,
-                                                bool all) { return detail::gather_parts(parts, divided, all, shards); },
-                                  .on_alone = [this] { wrote_alone_ = true; }};
-    return detail::save_together(rank, step, std::move(own), divided, ready);
-  };
-  saves_.begin_together(run_.progress.step, contents, logged, write);
 }
 
 void TrainingSaves::wait_for_copy() {
@@ -90,7 +65,7 @@ absl::Status TrainingSaves::check() {
 }
 
 void TrainingSaves::warn_once() {
-  const absl::Status kept = saves_.retention_status();
+  const absl::Status kept = store_ ? store_->retention_status() : absl::OkStatus();
   if (!kept.ok() && !std::exchange(warned_of_old_checkpoints_, true)) log_.print(undeleted_checkpoint(kept));
   if (wrote_alone_ && !std::exchange(warned_of_separate_disks_, true)) {
     log_.print(separate_disks(run_.options.output_dir));

@@ -5,6 +5,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
+#include <optional>
 
 #include "train/checkpoint/background_saves.h"
 #include "train/run/run_context.h"
@@ -39,12 +41,13 @@ class TrainingSaves {
   double background_seconds() const { return saves_.background_seconds(); }
 
  private:
-  void begin_together(CheckpointContents contents, const absl::Status& logged, const detail::ParameterShards& shards);
   void warn_once();
 
   RunContext& run_;
   TrainingLog& log_;
   std::atomic<bool> wrote_alone_{false};  // set by the thread of saves_
+  std::optional<CheckpointStore> store_;  // on the first rank
+  std::unique_ptr<CheckpointWriter> writer_;
   BackgroundSaves saves_;
   int64_t last_step_ = -1;
   bool warned_of_old_checkpoints_ = false;

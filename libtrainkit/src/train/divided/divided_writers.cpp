@@ -1,0 +1,76 @@
+#include "train/divided/divided_writers.h"
+
+#include <utility>
+#include <vector>
+
+#include "train/divided/save_together.h"
+#include "train/divided/sharded_copies.h"
+#include "train/divided/sharded_state.h"
+
+namespace trainkit::detail {
+namespace {
+
+/// Joins the parts of the copies of one process, and writes them as a whole state.
+class CopiesWriter final : public StoreWriter {
+ public:
+  CopiesWriter(CheckpointStore* store, std::vector<ShardedCopy> copies)
+      : StoreWriter(store), copies_(std::move(copies)) {}
+
+  void prepare(CheckpointContents& contents) override { add_state_of_copies(copies_, contents); }
+  bool has_work(bool /*ready*/) const override { return true; }
+  absl::Status write(int64_t step, CheckpointContents contents, const absl::Status& ready) override {
+    const absl::Status joined = join_state_of_copies(copies_, contents);
+    if (ready.ok() && !joined.ok()) return joined;
+    return StoreWriter::write(step, std::move(contents), ready);
+  }
+
+ private:
+  std::vector<ShardedCopy> copies_;
+};
+
+/// Writes the parts of this rank into the files of all ranks, see Note [Ranks save together].
+class TogetherWriter final : public CheckpointWriter {
+ public:
+  TogetherWriter(const DeviceReplicator& devices, const Optimizer& optimizer, const TrainStep& step,
+                 CheckpointStore* store, std::function<void()> on_alone)
+      : devices_(devices), optimizer_(optimizer), step_(step), store_(store), on_alone_(std::move(on_alone)) {}
+
+  void prepare(CheckpointContents& contents) override {
+    divided_ = keep_own_parts(contents, step_.averages(), *devices_.module(), optimizer_, *devices_.shards());
+  }
+  bool has_work(bool /*ready*/) const override { return true; }
+  absl::Status write(int64_t step, CheckpointContents contents, const absl::Status& ready) override {
+    const ParameterShards& shards = *devices_.shards();
+    const SavingRank rank{
+        .rank = shards.layout().rank(),
+        .ranks = shards.layout().ranks(),
+        .store = store_,
+        .exchange = [&](const at::Tensor& message) { return shards.exchange(message); },
+        .gather = [&](CheckpointContents& parts, bool all) { return gather_parts(parts, divided_, all, shards); },
+        .on_alone = on_alone_};
+    return save_together(rank, step, std::move(contents), divided_, ready);
+  }
+
+ private:
+  const DeviceReplicator& devices_;
+  const Optimizer& optimizer_;
+  const TrainStep& step_;
+  CheckpointStore* store_;
+  std::function<void()> on_alone_;
+  DividedCheckpoint divided_;  // of the state that is being written
+};
+
+}  // namespace
+
+std::unique_ptr<CheckpointWriter> make_writer(const DeviceReplicator& devices, const Optimizer& optimizer,
+                                              const TrainStep& step, CheckpointStore* store,
+                                              const std::function<void()>& on_alone) {
+  std::vector<ShardedCopy> copies = sharded_copies(devices, step);
+  if (copies.size() > 1) return std::make_unique<CopiesWriter>(store, std::move(copies));
+  if (devices.shards() && devices.process_group()) {
+    return std::make_unique<TogetherWriter>(devices, optimizer, step, store, on_alone);
+  }
+  return std::make_unique<StoreWriter>(store);
+}
+
+}  // namespace trainkit::detail
