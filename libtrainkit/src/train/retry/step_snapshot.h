@@ -13,7 +13,7 @@
 namespace trainkit::detail {
 
 /// Copies LibTorch's default generators and the buffers of every replica (BatchNorm's) at take(), into memory that is
-/// allocated once. See Note [Retrying a step] in step_retry.cpp.
+/// allocated once. See Note [Retrying a step] in train_step.cpp.
 class StepSnapshot {
  public:
   explicit StepSnapshot(const DeviceReplicator& devices);
