@@ -1,6 +1,6 @@
 #pragma once
 // Precompiled header of the library, the trainers, the examples and the benchmarks: third-party headers that most files
-// include. It does not include LibTorch's modules (torch/nn/modules): every unit would instantiate their templates.
+// include. It does not include LibTorch's modules (torch/nn/modules), which few files need.
 #include <ATen/ATen.h>
 #include <absl/status/statusor.h>
 #include <absl/strings/str_cat.h>
@@ -25,3 +25,5 @@
 #include <thread>
 #include <unordered_map>
 #include <unordered_set>
+
+#include "pch_instances.h"

@@ -7,9 +7,9 @@
 
 #include "target.h"
 
-using namespace trainkit;
+namespace trainkit::fuzz::checkpoint_state {
 
-std::vector<std::string> fuzz::seeds() {
+std::vector<std::string> seeds() {
   const StateDict state = {{"step", int64_t{40}},
                            {"scaler.scale", 65536.0},
                            {"best", std::numeric_limits<double>::quiet_NaN()},
@@ -18,16 +18,20 @@ std::vector<std::string> fuzz::seeds() {
                            {"order", std::vector<int64_t>{1, -2}},
                            {"lr", std::vector<double>{0.1, std::numeric_limits<double>::infinity()}},
                            {"generator", at::arange(3)}};
-  return {trainkit::detail::state_to_json(state).value(), trainkit::detail::state_to_json({}).value()};
+  return {detail::state_to_json(state).value(), detail::state_to_json({}).value()};
 }
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const auto state = trainkit::detail::state_from_json(fuzz::as_text(data, size), "state.json");
-  if (!state.ok()) return fuzz::require_named(state.status(), {"ckpt."}), 0;
-  const auto text = trainkit::detail::state_to_json(*state);
-  fuzz::require(text.ok(), "a value that was read can be written: " + text.status().ToString());
-  const auto again = trainkit::detail::state_from_json(*text, "again.json");
-  fuzz::require(again.ok(), "and read again: " + again.status().ToString());
-  fuzz::require(trainkit::detail::state_to_json(*again).value() == *text, "and is the same");
+int test_one_input(const uint8_t* data, size_t size) {
+  const auto state = detail::state_from_json(as_text(data, size), "state.json");
+  if (!state.ok()) return require_named(state.status(), {"ckpt."}), 0;
+  const auto text = detail::state_to_json(*state);
+  require(text.ok(), "a value that was read can be written: " + text.status().ToString());
+  const auto again = detail::state_from_json(*text, "again.json");
+  require(again.ok(), "and read again: " + again.status().ToString());
+  require(detail::state_to_json(*again).value() == *text, "and is the same");
   return 0;
 }
+
+const Registered target("checkpoint_state", &seeds, &test_one_input);
+
+}  // namespace trainkit::fuzz::checkpoint_state

@@ -6,7 +6,7 @@
 #include "config/raw_value.h"
 #include "target.h"
 
-using namespace trainkit;
+namespace trainkit::fuzz::config {
 
 namespace {
 
@@ -39,36 +39,40 @@ struct Options {
 };
 
 void check(const std::string& path) {
-  if (const auto entries = trainkit::detail::read_config_file(path); !entries.ok())
-    return fuzz::require_named(entries.status(), {"config."});
+  if (const auto entries = detail::read_config_file(path); !entries.ok())
+    return require_named(entries.status(), {"config."});
   Options options;
   const auto request = options.parser.parse({"--config", path});
-  if (!request.ok()) return fuzz::require_named(request.status(), {"config."});
+  if (!request.ok()) return require_named(request.status(), {"config."});
   const std::string yaml = options.parser.to_yaml();
   Options again;
-  const std::string copy = fuzz::write_bytes("again.yaml", yaml);
+  const std::string copy = write_bytes("again.yaml", yaml);
   const auto other = again.parser.parse({"--config", copy});
-  fuzz::require(other.ok(), "printed settings can be read: " + other.status().ToString() + "\n" + yaml);
-  fuzz::require(again.parser.settings() == options.parser.settings(), "and gives the same settings: " + yaml);
+  require(other.ok(), "printed settings can be read: " + other.status().ToString() + "\n" + yaml);
+  require(again.parser.settings() == options.parser.settings(), "and gives the same settings: " + yaml);
   const auto place = [](const std::filesystem::path& path) {
     std::error_code failed;
     const auto found = std::filesystem::weakly_canonical(path, failed);
     return failed ? path.lexically_normal() : found;
   };
-  fuzz::require(place(again.data_dir) == place(options.data_dir), "and the same paths");
+  require(place(again.data_dir) == place(options.data_dir), "and the same paths");
 }
 
 }  // namespace
 
-std::vector<std::string> fuzz::seeds() {
+std::vector<std::string> seeds() {
   return {
       "# a run\nflag: true\nnumber: 12\nlr: 1e-4\ntext: \"a\\tb\"\ntimeout: 1m30s\nids: [0, 1]\nnames:\n- a\n- 'b c'\n",
       R"({"flag": false, "seed": 18446744073709551615, "workers": "auto", "clip": 0.5, "names": ["x", "\u00e4"]})",
       "data_dir: ../data/x\nclip: null\nworkers: 4\ntext: |\n  two\n  lines\ncount: -3\n", "{}\n"};
 }
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  check(fuzz::write_bytes("input.yaml", fuzz::as_text(data, size)));
-  check(fuzz::write_bytes("input.json", fuzz::as_text(data, size)));
+int test_one_input(const uint8_t* data, size_t size) {
+  check(write_bytes("input.yaml", as_text(data, size)));
+  check(write_bytes("input.json", as_text(data, size)));
   return 0;
 }
+
+const Registered target("config", &seeds, &test_one_input);
+
+}  // namespace trainkit::fuzz::config

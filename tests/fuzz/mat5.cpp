@@ -2,9 +2,9 @@
 #include "arrays/mat_bytes.h"
 #include "mat.h"
 
-using namespace trainkit;
+namespace trainkit::fuzz::mat5 {
 
-std::vector<std::string> fuzz::seeds() {
+std::vector<std::string> seeds() {
   std::vector<std::string> files = mat_seeds(MatVersion::k5);
   const test::MatBytes big(true), little(false);
   files.push_back(big.header() + big.array());
@@ -12,8 +12,12 @@ std::vector<std::string> fuzz::seeds() {
   return files;
 }
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static fuzz::MemoryFile memory;
-  fuzz::check_mat(memory.write(fuzz::as_text(data, size)), MatVersion::k5);
+int test_one_input(const uint8_t* data, size_t size) {
+  static MemoryFile memory;
+  check_mat(memory.write(as_text(data, size)), MatVersion::k5);
   return 0;
 }
+
+const Registered target("mat5", &seeds, &test_one_input);
+
+}  // namespace trainkit::fuzz::mat5

@@ -1,12 +1,16 @@
 // A `.mat` file of version 7.3, which HDF5 reads through our driver.
 #include "mat.h"
 
-using namespace trainkit;
+namespace trainkit::fuzz::mat73 {
 
-std::vector<std::string> fuzz::seeds() { return mat_seeds(MatVersion::k73); }
+std::vector<std::string> seeds() { return mat_seeds(MatVersion::k73); }
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static fuzz::MemoryFile memory;
-  fuzz::check_mat(memory.write(fuzz::as_text(data, size)), MatVersion::k73);
+int test_one_input(const uint8_t* data, size_t size) {
+  static MemoryFile memory;
+  check_mat(memory.write(as_text(data, size)), MatVersion::k73);
   return 0;
 }
+
+const Registered target("mat73", &seeds, &test_one_input);
+
+}  // namespace trainkit::fuzz::mat73

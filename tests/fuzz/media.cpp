@@ -6,7 +6,7 @@
 #include "target.h"
 #include "trainkit/media/media.h"
 
-using namespace trainkit;
+namespace trainkit::fuzz::media {
 
 namespace {
 
@@ -18,7 +18,7 @@ std::string wav() {
 
 }  // namespace
 
-std::vector<std::string> fuzz::seeds() {
+std::vector<std::string> seeds() {
   const at::Tensor frames = at::arange(4 * 3 * 32 * 32, at::kInt).remainder(251).to(at::kByte).view({4, 3, 32, 32});
   const at::Tensor sound = at::arange(1600, at::kFloat).div(400).sin().unsqueeze(0);
   std::vector<std::string> files = {wav()};
@@ -28,28 +28,31 @@ std::vector<std::string> fuzz::seeds() {
   return files;
 }
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static fuzz::MemoryFile memory;
+int test_one_input(const uint8_t* data, size_t size) {
+  static MemoryFile memory;
   const std::vector<std::string> known = {"data."};
-  const auto file =
-      MediaFile::open(memory.write(fuzz::as_text(data, size)), {.max_pixels = 1 << 16, .max_seconds = 60});
-  if (!file.ok()) return fuzz::require_named(file.status(), known), 0;
+  const auto file = MediaFile::open(memory.write(as_text(data, size)), {.max_pixels = 1 << 16, .max_seconds = 60});
+  if (!file.ok()) return require_named(file.status(), known), 0;
   if (file->video()) {
     const auto frames = file->spread_frames(3, {.height = 8, .width = 16});
     if (frames.ok()) {
-      fuzz::require(frames->data.sizes() == at::IntArrayRef({3, 3, 8, 16}), "three frames");
-      fuzz::require(frames->pts_seconds.isfinite().all().item<bool>(), "times are numbers");
+      require(frames->data.sizes() == at::IntArrayRef({3, 3, 8, 16}), "three frames");
+      require(frames->pts_seconds.isfinite().all().item<bool>(), "times are numbers");
     } else {
-      fuzz::require_named(frames.status(), known);
+      require_named(frames.status(), known);
     }
   }
   if (file->audio()) {
     const auto sound = file->samples({.sample_rate = 8000});
     if (sound.ok()) {
-      fuzz::require(sound->data.size(0) == 1 && sound->data.isfinite().all().item<bool>(), "one channel of numbers");
+      require(sound->data.size(0) == 1 && sound->data.isfinite().all().item<bool>(), "one channel of numbers");
     } else {
-      fuzz::require_named(sound.status(), known);
+      require_named(sound.status(), known);
     }
   }
   return 0;
 }
+
+const Registered target("media", &seeds, &test_one_input);
+
+}  // namespace trainkit::fuzz::media

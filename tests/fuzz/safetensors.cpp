@@ -16,7 +16,7 @@
 #include "core/base/utf8.h"
 #include "target.h"
 
-using namespace trainkit;
+namespace trainkit::fuzz::safetensors {
 
 namespace {
 
@@ -281,29 +281,29 @@ void check_round_trip(const SafetensorsFile& file) {
     if (!tensor.ok()) {
       const bool lacks_dtype = entry.dtype.starts_with("F4") || entry.dtype.starts_with("F6");
       const bool is_empty = entry.begin == entry.end && entry.shape.size() > 2;  // with sizes beyond LibTorch's limit
-      fuzz::require((lacks_dtype || is_empty) && absl::IsUnimplemented(tensor.status()), tensor.status().ToString());
+      require((lacks_dtype || is_empty) && absl::IsUnimplemented(tensor.status()), tensor.status().ToString());
       return;
     }
-    fuzz::require(tensor->sizes() == entry.shape, "the tensor has the entry's shape");
-    fuzz::require(static_cast<int64_t>(tensor->nbytes()) == entry.end - entry.begin, "and its bytes");
+    require(tensor->sizes() == entry.shape, "the tensor has the entry's shape");
+    require(static_cast<int64_t>(tensor->nbytes()) == entry.end - entry.begin, "and its bytes");
     tensors.emplace_back(entry.name, *tensor);
   }
-  const std::string path = fuzz::folder() + "/again.safetensors";
+  const std::string path = folder() + "/again.safetensors";
   const absl::Status saved = save_safetensors(Fs::posix(), path, tensors, file.metadata());
-  fuzz::require(saved.ok(), "a value that was read can be written: " + saved.ToString());
+  require(saved.ok(), "a value that was read can be written: " + saved.ToString());
   const auto again = SafetensorsFile::open(path);
-  fuzz::require(again.ok(), "a written file can be read: " + again.status().ToString());
-  fuzz::require(again->metadata() == file.metadata(), "the metadata is read back");
-  fuzz::require(again->entries().size() == tensors.size(), "every tensor is read back");
+  require(again.ok(), "a written file can be read: " + again.status().ToString());
+  require(again->metadata() == file.metadata(), "the metadata is read back");
+  require(again->entries().size() == tensors.size(), "every tensor is read back");
   for (const auto& [name, tensor] : tensors) {
     const auto other = again->tensor(name);
-    fuzz::require(other.ok() && fuzz::same_bits(*other, tensor), "a tensor is read back");
+    require(other.ok() && same_bits(*other, tensor), "a tensor is read back");
   }
 }
 
 }  // namespace
 
-std::vector<std::string> fuzz::seeds() {
+std::vector<std::string> seeds() {
   const NamedTensors some = {{"h.0.attn", at::arange(6).view({2, 3})},
                              {"half", at::ones({3}, at::kHalf)},
                              {"flag", at::ones({2, 2}, at::kBool)},
@@ -324,17 +324,21 @@ std::vector<std::string> fuzz::seeds() {
   return files;
 }
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static fuzz::MemoryFile memory;
-  const std::string_view bytes = fuzz::as_text(data, size);
+int test_one_input(const uint8_t* data, size_t size) {
+  static MemoryFile memory;
+  const std::string_view bytes = as_text(data, size);
   const auto file = SafetensorsFile::open(memory.write(bytes));
   const bool valid = is_valid(bytes);
-  fuzz::require(file.ok() == valid,
-                valid ? "a valid file is read: " + file.status().ToString() : "a file that breaks a rule is refused");
+  require(file.ok() == valid,
+          valid ? "a valid file is read: " + file.status().ToString() : "a file that breaks a rule is refused");
   if (!file.ok()) {
-    fuzz::require_named(file.status(), {"weights."});
+    require_named(file.status(), {"weights."});
   } else {
     check_round_trip(*file);
   }
   return 0;
 }
+
+const Registered target("safetensors", &seeds, &test_one_input);
+
+}  // namespace trainkit::fuzz::safetensors

@@ -17,6 +17,11 @@
 
 namespace trainkit::fuzz {
 
+std::vector<Target>& targets() {
+  static std::vector<Target> all;
+  return all;
+}
+
 void require(bool holds, const std::string& rule) {
   if (holds) return;
   std::fprintf(stderr, "broken: %s\n", rule.c_str());

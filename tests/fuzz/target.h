@@ -1,7 +1,7 @@
 #pragma once
-/// Shared by the fuzz targets. A target is one file, `<name>.cpp`: LLVMFuzzerTestOneInput reads the bytes with a parser
-/// of the library as an untrusted file and checks more than the absence of crashes; seeds() returns the small valid
-/// inputs that mutation starts from. See README.md here for running them.
+/// Shared by the fuzz targets. A target is one file, `<name>.cpp`, with a namespace of its own: test_one_input reads
+/// the bytes with a parser of the library as an untrusted file and checks more than the absence of crashes; seeds()
+/// returns the small valid inputs that mutation starts from. See README.md here for running them.
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/status.h>
@@ -12,13 +12,24 @@
 #include <utility>
 #include <vector>
 
-/// The engine's entry point: libFuzzer's with the preset "fuzz", replay.cpp's otherwise.
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
-
 namespace trainkit::fuzz {
 
-/// Valid inputs from the library's own writers. Each target defines it.
-std::vector<std::string> seeds();
+/// A target. A program of libFuzzer has one, fuzz_replay has all.
+struct Target {
+  std::string name;
+  std::vector<std::string> (*seeds)();  // valid inputs, from the library's own writers
+  int (*test_one_input)(const uint8_t* data, size_t size);
+};
+
+/// The targets of this program, in any order.
+std::vector<Target>& targets();
+
+/// Adds a target before main. Each target defines one.
+struct Registered {
+  Registered(const char* name, std::vector<std::string> (*seeds)(), int (*test_one_input)(const uint8_t*, size_t)) {
+    targets().push_back({name, seeds, test_one_input});
+  }
+};
 
 /// Prints `rule` on stderr and aborts unless `holds`. The engine keeps the input of such a finding.
 void require(bool holds, const std::string& rule);

@@ -7,7 +7,7 @@
 #include "trainkit/core/fs.h"
 #include "trainkit/text/tokenizer.h"
 
-using namespace trainkit;
+namespace trainkit::fuzz::token_file {
 
 namespace {
 
@@ -15,28 +15,27 @@ constexpr size_t kHeader = 80, kTrailer = 48;
 
 void check(const std::string& path) {
   const auto file = TokenFile::open(path);
-  if (!file.ok()) return fuzz::require_named(file.status(), {"data."});
+  if (!file.ok()) return require_named(file.status(), {"data."});
   const bool whole = file->verify().ok();
-  if (!whole) fuzz::require_named(file->verify(), {"data.tokens"});
+  if (!whole) require_named(file->verify(), {"data.tokens"});
   std::vector<int64_t> tokens(static_cast<size_t>(file->size()));
   try {
     file->read(0, tokens);
   } catch (const absl::BadStatusOrAccess& refused) {
-    return fuzz::require_named(refused.status(), {"data.tokens"});
+    return require_named(refused.status(), {"data.tokens"});
   }
   const bool known =
       std::all_of(tokens.begin(), tokens.end(), [&](int64_t t) { return t >= 0 && t < file->vocab_size(); });
-  fuzz::require(known, "tokens are within the vocabulary");
-  const std::string copy = fuzz::folder() + "/again.tokens";
+  require(known, "tokens are within the vocabulary");
+  const std::string copy = folder() + "/again.tokens";
   const std::vector<TokenId> ids(tokens.begin(), tokens.end());
   const absl::Status saved = write_token_file(copy, file->origin(), [&](const TokenSink& sink) { return sink(ids); });
-  fuzz::require(saved.ok(), "a value that was read can be written: " + saved.ToString());
+  require(saved.ok(), "a value that was read can be written: " + saved.ToString());
   const auto again = TokenFile::open(copy);
-  fuzz::require(again.ok() && again->origin() == file->origin() && again->size() == file->size(),
-                "the file is read back");
+  require(again.ok() && again->origin() == file->origin() && again->size() == file->size(), "the file is read back");
   std::vector<int64_t> others(tokens.size());
   again->read(0, others);
-  fuzz::require(others == tokens, "the tokens are read back");
+  require(others == tokens, "the tokens are read back");
 }
 
 std::string with_right_digest(std::string bytes) {
@@ -52,7 +51,7 @@ std::string with_right_digest(std::string bytes) {
 
 }  // namespace
 
-std::vector<std::string> fuzz::seeds() {
+std::vector<std::string> seeds() {
   std::vector<std::string> files;
   for (const int64_t vocab_size : {100, 70'000}) {
     const std::vector<TokenId> ids = {0, 5, 99, 7, 42};
@@ -64,10 +63,14 @@ std::vector<std::string> fuzz::seeds() {
   return files;
 }
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static fuzz::MemoryFile memory;
-  const std::string_view bytes = fuzz::as_text(data, size);
+int test_one_input(const uint8_t* data, size_t size) {
+  static MemoryFile memory;
+  const std::string_view bytes = as_text(data, size);
   check(memory.write(bytes));
   if (size >= kHeader + kTrailer) check(memory.write(with_right_digest(std::string(bytes))));
   return 0;
 }
+
+const Registered target("token_file", &seeds, &test_one_input);
+
+}  // namespace trainkit::fuzz::token_file

@@ -5,10 +5,11 @@
 
 #include "io/torch/torch_bytes.h"
 
-using namespace trainkit;
-using namespace trainkit::test;
+namespace trainkit::fuzz::torch_file {
 
-std::vector<std::string> fuzz::seeds() {
+using namespace test;
+
+std::vector<std::string> seeds() {
   const at::Tensor tied = at::arange(6).view({2, 3});
   const NamedTensors tensors = {{"fc.weight", tied},
                                 {"head.weight", tied},
@@ -27,8 +28,12 @@ std::vector<std::string> fuzz::seeds() {
   return files;
 }
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static fuzz::MemoryFile memory;
-  fuzz::check_torch_file(memory.write(fuzz::as_text(data, size)));
+int test_one_input(const uint8_t* data, size_t size) {
+  static MemoryFile memory;
+  check_torch_file(memory.write(as_text(data, size)));
   return 0;
 }
+
+const Registered target("torch_file", &seeds, &test_one_input);
+
+}  // namespace trainkit::fuzz::torch_file

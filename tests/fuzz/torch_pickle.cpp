@@ -3,10 +3,11 @@
 #include "io/torch/torch_bytes.h"
 #include "torch_file.h"
 
-using namespace trainkit;
-using namespace trainkit::test;
+namespace trainkit::fuzz::torch_pickle {
 
-std::vector<std::string> fuzz::seeds() {
+using namespace test;
+
+std::vector<std::string> seeds() {
   const std::string zero("K\0", 2), floats = p_storage("FloatStorage", "0", p_int(4));
   const std::string matrix = p_tensor(floats, zero, "K\2K\2\x86", "K\2K\1\x86");
   const std::string vector = p_tensor(p_storage("LongStorage", "1", p_int(2)), zero, "K\2\x85", "K\1\x85");
@@ -23,10 +24,14 @@ std::vector<std::string> fuzz::seeds() {
       pickled(join({p_global("collections", "OrderedDict"), ")R(", p_text("w"), matrix, "u"}))};
 }
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const std::string path = fuzz::folder() + "/input.pt";
+int test_one_input(const uint8_t* data, size_t size) {
+  const std::string path = folder() + "/input.pt";
   const std::string storage("\0\1\2\3\4\5\6\7\x80\x81\x82\x83\xfc\xfd\xfe\xff", 16);
-  test::write_zip(path, archive_of(std::string(fuzz::as_text(data, size)), {storage, storage, storage}));
-  fuzz::check_torch_file(path);
+  test::write_zip(path, archive_of(std::string(as_text(data, size)), {storage, storage, storage}));
+  check_torch_file(path);
   return 0;
 }
+
+const Registered target("torch_pickle", &seeds, &test_one_input);
+
+}  // namespace trainkit::fuzz::torch_pickle

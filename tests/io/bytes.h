@@ -29,7 +29,7 @@ inline std::string repeat(std::string_view text, size_t times) {
   return all;
 }
 
-inline void write_bytes(const std::string& path, const std::string& bytes) {
+inline void write_bytes(const std::string& path, std::string_view bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
 }
 inline std::string read_bytes(const std::string& path) { return Fs::posix().read_file(path, int64_t{1} << 30).value(); }

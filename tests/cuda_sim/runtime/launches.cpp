@@ -46,7 +46,7 @@ const Kernel* kernel_of(const void* function) {
 
 /// Returns whether this is the launch that CUDA_SIM_FAIL_LAUNCH names, or the first after it: counts include launches
 /// of the libraries, which do not fail.
-bool fails_by_setting(uint64_t n) {
+bool launch_fails(uint64_t n) {
   static std::atomic<bool> has_failed = false;
   const long wanted = setting("FAIL_LAUNCH", 0L);
   return wanted > 0 && n >= static_cast<uint64_t>(wanted) && !has_failed.exchange(true);
@@ -55,7 +55,7 @@ bool fails_by_setting(uint64_t n) {
 cudaError_t launch(const void* function, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t stream) {
   CUDA_SIM_ENTER();
   const uint64_t n = ++counts().launches;
-  if (fails_by_setting(n)) {
+  if (launch_fails(n)) {
     return enqueue(stream, "a failing kernel", {}, [] { set_sticky_error(cudaErrorIllegalAddress); });
   }
   if (!computes()) return ++launches, cudaSuccess;

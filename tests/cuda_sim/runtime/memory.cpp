@@ -122,7 +122,7 @@ std::map<uintptr_t, HostBlock>& host_blocks() {
 }
 
 /// Returns whether this allocation should fail: CUDA_SIM_FAIL_MALLOC=n, or n:m for m allocations in a row.
-bool fails_by_setting(uint64_t n) {
+bool allocation_fails(uint64_t n) {
   const char* text = setting("FAIL_MALLOC");
   if (!text) return false;
   char* rest = nullptr;
@@ -202,7 +202,7 @@ cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   const uint64_t n = ++counts().mallocs;
   if (bytes == 0) return *pointer = nullptr, cudaSuccess;
   const std::lock_guard lock(api_mutex());
-  *pointer = fails_by_setting(n) ? nullptr : spaces()[static_cast<size_t>(current_device())]->allocate(bytes);
+  *pointer = allocation_fails(n) ? nullptr : spaces()[static_cast<size_t>(current_device())]->allocate(bytes);
   return *pointer ? cudaSuccess : fail(cudaErrorMemoryAllocation);
 }
 
