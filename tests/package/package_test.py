@@ -142,6 +142,7 @@ class ConsumerTest(unittest.TestCase):
         prefix = run(PREFIX / "bin/trainkit", "--cmake_prefix", environment={"TRAINKIT_TORCH": str(TORCH)}).stdout.strip()
         self.assertEqual(prefix, f"{PREFIX};{TORCH}")
         variables = {name: os.environ[name] for name in ("CUDACXX", "CUDA_TOOLKIT_ROOT_DIR", "CUDA_HOME") if toolkit and name in os.environ}
+        variables["TORCH_CUDA_ARCH_LIST"] = "8.0"  # else LibTorch's package compiles a program that looks for GPUs
         if "CUDA_TOOLKIT_ROOT_DIR" in variables:
             arguments += (f"-DCUDA_TOOLKIT_ROOT_DIR={variables['CUDA_TOOLKIT_ROOT_DIR']}",)
         return run("cmake", "-G", "Ninja", "-S", folder, "-B", folder / "build", f"-DCMAKE_PREFIX_PATH={prefix}",
