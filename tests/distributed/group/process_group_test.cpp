@@ -1,5 +1,6 @@
 #include <signal.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <future>
@@ -79,8 +80,12 @@ TEST_CASE("Votes of all ranks reach all, and a rank at another step is an error"
 
 TEST_CASE("A rank that leaves tells the waiting ranks its reason", "[distributed][process_group]") {
   const int64_t leaver = GENERATE(2, 0);  // the store ends with rank 0
+  std::atomic<int> connected{0};
   const auto texts = on_ranks(3, [&](ProcessGroup& group) -> absl::Status {
+    ++connected;
     if (group.rank() == leaver) {
+      const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+      while (connected < 3 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
       group.leave("the disk is full");
       return group.usable() ? absl::InternalError("it is usable still") : absl::OkStatus();
     }
