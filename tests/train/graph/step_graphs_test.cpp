@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include "test_util.h"
+#include "train/no_work.h"
 
 using namespace trainkit;
 using namespace trainkit::test;
@@ -11,17 +12,6 @@ using trainkit::detail::StepGraphs;
 using Action = StepGraphs::Action;
 
 namespace {
-
-struct NoWork final : trainkit::detail::GraphBackend {
-  struct Done final : Graph {
-    void replay() override {}
-  };
-  void run_beside(const std::function<void()>& work) override { work(); }
-  std::unique_ptr<Graph> capture(const std::function<void()>& work) override {
-    work();
-    return std::make_unique<Done>();
-  }
-};
 
 trainkit::detail::StepRecord record_of(uint64_t number) {
   return {.operations = {{"aten::mul", number}}, .obstacle = ""};

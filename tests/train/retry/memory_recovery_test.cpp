@@ -5,26 +5,19 @@
 
 #include "test_util.h"
 #include "train/graph/step_graphs.h"
+#include "train/no_work.h"
 
 using namespace trainkit;
-using trainkit::detail::GraphBackend;
 using trainkit::detail::MemoryRecovery;
 using trainkit::detail::StepGraphs;
+using trainkit::test::NoWork;
 
 namespace {
 
-struct NoDeviceWork final : GraphBackend {
-  struct Done final : Graph {
-    void replay() override {}
-  };
-  void run_beside(const std::function<void()>& work) override { work(); }
-  std::unique_ptr<Graph> capture(const std::function<void()>&) override { return std::make_unique<Done>(); }
-};
-
 std::unique_ptr<StepGraphs> graphs_with_one() {
-  auto graphs = std::make_unique<StepGraphs>(std::make_unique<NoDeviceWork>());
+  auto graphs = std::make_unique<StepGraphs>(std::make_unique<NoWork>());
   static_cast<void>(graphs->next({1}));
-  graphs->captured(std::make_unique<NoDeviceWork::Done>());
+  graphs->captured(std::make_unique<NoWork::Done>());
   return graphs;
 }
 

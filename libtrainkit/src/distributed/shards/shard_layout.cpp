@@ -109,11 +109,15 @@ at::Tensor ShardLayout::cut(size_t parameter, const at::Tensor& own) const {
   const int64_t first = options_.rank * bucket.part, begin = bucket.begins[position];
   const int64_t from = std::clamp(begin - first, int64_t{0}, bucket.part);
   const int64_t to = std::clamp(begin + shape.numel() - first, from, bucket.part);
-  const bool is_all = to - from == shape.numel();
   if (!is_whole_[parameter]) return own.narrow(0, from, to - from);
-  std::vector<int64_t> sizes = shape.sizes().vec();
-  if (!is_all) sizes.front() = 0;
-  return own.as_strided(sizes, shape.strides(), own.storage_offset() + from);
+  return own.as_strided(sizes_of_whole(parameter, to - from), shape.strides(), own.storage_offset() + from);
+}
+
+/// Sizes of the `elements` that this rank has of a parameter with is_whole: all or none.
+std::vector<int64_t> ShardLayout::sizes_of_whole(size_t parameter, int64_t elements) const {
+  std::vector<int64_t> sizes = shapes_[parameter].sizes().vec();
+  if (elements < shapes_[parameter].numel()) sizes.front() = 0;
+  return sizes;
 }
 
 /// Number of the first element that belongs to `rank`, or to a later one, in the order of the parameter's memory.
@@ -136,10 +140,7 @@ at::Tensor ShardLayout::part_of(size_t parameter, const at::Tensor& whole) const
   flat.as_strided(shape.sizes(), shape.strides()).copy_(whole);
   const int64_t first = first_number(parameter, options_.rank);
   const at::Tensor own = flat.narrow(0, first, first_number(parameter, options_.rank + 1) - first);
-  if (!is_whole_[parameter]) return own;
-  std::vector<int64_t> sizes = shape.sizes().vec();
-  if (own.numel() < shape.numel()) sizes.front() = 0;
-  return own.view(sizes);
+  return is_whole_[parameter] ? own.view(sizes_of_whole(parameter, own.numel())) : own;
 }
 
 at::Tensor ShardLayout::make_whole(size_t parameter, at::ScalarType type) const {

@@ -70,6 +70,7 @@ class ShardLayout {
     size_t position = 0;  // in it
   };
   int64_t first_number(size_t parameter, int64_t rank) const;
+  std::vector<int64_t> sizes_of_whole(size_t parameter, int64_t elements) const;
 
   Options options_;
   std::vector<at::Tensor> shapes_;

@@ -5,8 +5,6 @@
 #include <absl/status/statusor.h>
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <map>
 #include <utility>
 

@@ -136,6 +136,9 @@ class Agreement {
   std::optional<StepVote> vote_before_;  // begin_capture()
 };
 
+/// Returns the error of a step that failed on another rank.
+absl::Status failed_elsewhere(const StepVerdict& verdict, int64_t step);
+
 /// Creates the agreement of the ranks of `devices`. `graphs`: null if no step can be captured; they outlive it.
 std::unique_ptr<Agreement> make_agreement(DeviceReplicator& devices, StepsInFlight& in_flight, MemoryRecovery& memory,
                                           StepGraphs* graphs, bool replicas_meet);

@@ -51,8 +51,7 @@ Agreement::Outcome HostAgreement::settle(int64_t step, double weight, double /*e
   const auto start = std::chrono::steady_clock::now();
   if (!consensus_.sent()) send(step, weight);
   receive();
-  const std::chrono::nanoseconds time = std::chrono::steady_clock::now() - start;
-  time_.fetch_add(time.count(), std::memory_order_relaxed);
+  time_.add_since(start);
   if (verdict_.ok()) return Outcome::kUpdate;
   if (!verdict_.retry) return Outcome::kFailed;
   repeat_requests();

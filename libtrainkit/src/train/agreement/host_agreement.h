@@ -1,8 +1,7 @@
 #pragma once
 // Agreement of ranks whose hosts wait for one another in each step.
 
-#include <atomic>
-
+#include "core/base/time_sum.h"
 #include "train/agreement/agreement.h"
 
 namespace trainkit::detail {
@@ -21,7 +20,7 @@ class HostAgreement : public Agreement {
   bool fail(int64_t step, const Failure& failure) override;
   Outcome settle(int64_t step, double weight, double expected) override;
   By by() const override { return By::kHosts; }
-  double seconds() const override { return 1e-9 * static_cast<double>(time_.load(std::memory_order_relaxed)); }
+  double seconds() const override { return time_.seconds(); }
 
  protected:
   ProcessGroup& group() const { return *devices_.process_group(); }
@@ -36,10 +35,7 @@ class HostAgreement : public Agreement {
   void tell_others(int64_t step, const Failure& failure);
 
   StepConsensus consensus_;
-  std::atomic<int64_t> time_{0};  // nanoseconds
+  TimeSum time_;
 };
-
-/// Returns the error of a step that failed on another rank.
-absl::Status failed_elsewhere(const StepVerdict& verdict, int64_t step);
 
 }  // namespace trainkit::detail

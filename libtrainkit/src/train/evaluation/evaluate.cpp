@@ -19,7 +19,7 @@
 #include "core/tensors/evaluation_mode.h"
 #include "train/losses/counted_rows.h"
 #include "train/losses/user_mistakes.h"
-#include "trainkit/amp/autocast.h"
+#include "train/losses/with_precision.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
@@ -181,12 +181,7 @@ absl::Status for_each_batch(
   for (int64_t i = 0; i < replicas; ++i) modes.push_back(std::make_unique<detail::EvaluationMode>(*devices.module(i)));
   const auto visit_rows = [&](int64_t replica, const Batch& rows) {
     const c10::NoGradGuard no_grad;
-    std::optional<AutocastGuard> autocast;
-    if (precision != Precision::kFp32) {
-      autocast.emplace(devices.device(replica), precision == Precision::kBf16 ? at::kBFloat16 : at::kHalf,
-                       /*enabled=*/true, /*cache_enabled=*/replicas == 1);
-    }
-    visit(replica, *devices.module(replica), rows);
+    detail::with_precision(devices, replica, precision, [&] { visit(replica, *devices.module(replica), rows); });
   };
   const auto visit_share = [&](int64_t replica, const Batch& batch) {
     const c10::NoGradGuard no_grad;

@@ -12,7 +12,7 @@
 #include "train/losses/loss_weights.h"
 #include "train/losses/nonfinite.h"
 #include "train/losses/user_mistakes.h"
-#include "trainkit/amp/autocast.h"
+#include "train/losses/with_precision.h"
 #include "trainkit/distributed/sync_batch_norm.h"
 
 namespace trainkit::detail {
@@ -116,8 +116,7 @@ Batch ReplicaLosses::shard_of(const Batch& batch, int64_t replica) {
   if (device.is_cpu()) return batch.shard(replica, replicas, device);
   const auto start = std::chrono::steady_clock::now();
   Batch shard = batch.shard(replica, replicas, device);
-  const std::chrono::nanoseconds time = std::chrono::steady_clock::now() - start;
-  if (replica == 0) copy_time_.fetch_add(time.count(), std::memory_order_relaxed);  // the others copy concurrently
+  if (replica == 0) copy_time_.add_since(start);  // the others copy concurrently
   return shard;
 }
 
@@ -125,7 +124,8 @@ ReplicaResult ReplicaLosses::run(int64_t replica, const Batch& shard, const Loss
   ReplicaResult result;
   try {
     if (shard.size() > 0) {
-      result.output = forward(replica, counted_rows(shard), loss);
+      result.output = with_precision(devices_, replica, precision_,
+                                     [&] { return loss(*devices_.module(replica), counted_rows(shard)); });
       check_output(*result.output, part.step);
       result.weight = counted_weight(shard, *result.output);
       if (result.weight > 0) check_requires_grad(*result.output, *devices_.module(replica), part.step);
@@ -142,14 +142,6 @@ ReplicaResult ReplicaLosses::run(int64_t replica, const Batch& shard, const Loss
     if (result.nonfinite.empty()) result.nonfinite = "the loss is not finite";
   }
   return result;
-}
-
-LossOutput ReplicaLosses::forward(int64_t replica, const Batch& shard, const LossFunction& loss) {
-  torch::nn::Module& module = *devices_.module(replica);
-  if (precision_ == Precision::kFp32) return loss(module, shard);
-  const AutocastGuard autocast(devices_.device(replica), precision_ == Precision::kBf16 ? at::kBFloat16 : at::kHalf,
-                               /*enabled=*/true, /*cache_enabled=*/devices_.replicas() == 1);
-  return loss(module, shard);
 }
 
 Batch uncounted_row(const Batch& batch, at::Device device) {

@@ -3,13 +3,13 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "core/base/time_sum.h"
 #include "trainkit/amp/grad_scaler.h"
 #include "trainkit/data/batch.h"
 #include "trainkit/distributed/device_replicator.h"
@@ -58,12 +58,11 @@ class ReplicaLosses {
   /// each micro-batch.
   bool meet() const { return meet_; }
   /// Seconds in which the rows of the first replica were copied to its device. Any thread may call it.
-  double copy_seconds() const { return 1e-9 * static_cast<double>(copy_time_.load(std::memory_order_relaxed)); }
+  double copy_seconds() const { return copy_time_.seconds(); }
 
  private:
   Batch shard_of(const Batch& batch, int64_t replica);
   ReplicaResult run(int64_t replica, const Batch& shard, const LossFunction& loss, const Part& part);
-  LossOutput forward(int64_t replica, const Batch& shard, const LossFunction& loss);
 
   DeviceReplicator& devices_;
   Precision precision_;
@@ -74,7 +73,7 @@ class ReplicaLosses {
   bool meet_ = false;
   std::vector<const LossFunction*> losses_;  // by replica
   std::vector<ReplicaResult> results_;       // a member to reuse its memory
-  std::atomic<int64_t> copy_time_{0};        // nanoseconds
+  TimeSum copy_time_;
 };
 
 /// Returns a row on `device` that does not count: the first one of `batch`, or zeros if it has none.

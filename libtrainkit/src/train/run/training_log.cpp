@@ -121,9 +121,14 @@ absl::Status TrainingLog::log_step(double background_seconds) {
   record.values.reserve(kUsualValues);
   add_speed(record, background_seconds);
   TRAINKIT_RETURN_IF_ERROR(add_gpus(record));
-  StepMetrics logged = last_.metrics;
-  if (run_.step.scaler().enabled()) logged.metrics.emplace_back(fields::kLossScale, run_.step.scaler().get_scale());
-  records_.add(std::move(record), logged, rates_of_step(run_.optimizer, run_.scheduler.get(), last_.metrics, last_.lr));
+  LateRates rates = rates_of_step(run_.optimizer, run_.scheduler.get(), last_.metrics, last_.lr);
+  if (run_.step.scaler().enabled()) {
+    StepMetrics scaled = last_.metrics;
+    scaled.metrics.emplace_back(fields::kLossScale, run_.step.scaler().get_scale());
+    records_.add(std::move(record), scaled, std::move(rates));
+  } else {
+    records_.add(std::move(record), last_.metrics, std::move(rates));
+  }
   interval_ = {.start = Clock::now()};
   return run_.group && !run_.devices.device().is_cpu() ? absl::OkStatus() : records_.emit(/*wait=*/false);
 }

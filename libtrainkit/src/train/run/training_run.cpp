@@ -10,6 +10,7 @@
 
 #include "core/base/user_exception.h"
 #include "core/tensors/recorded.h"
+#include "train/agreement/steps_in_flight.h"
 #include "train/run/run_messages.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
@@ -40,10 +41,8 @@ absl::StatusOr<std::optional<Batch>> next_batch(Prefetcher& loader) {
 /// Makes loaders that were created without a device copy their batches to it from now on.
 void use_devices(const DeviceReplicator& replicas, std::initializer_list<Prefetcher*> loaders) {
   if (!replicas.device().is_cuda()) return;
-  std::vector<at::Device> devices;
-  for (int64_t i = 0; i < replicas.replicas(); ++i) devices.push_back(replicas.device(i));
   for (Prefetcher* loader : loaders) {
-    if (loader && loader->options().device.is_cpu()) loader->use_devices(devices);
+    if (loader && loader->options().device.is_cpu()) loader->use_devices(detail::devices_of(replicas));
   }
 }
 

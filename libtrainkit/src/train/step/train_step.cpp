@@ -201,10 +201,10 @@ void TrainStep::Impl::run_pending_batches() {
 /// Runs the parts of a batch. Returns false if the step must be retried.
 bool TrainStep::Impl::run_batch(int64_t i) {
   const detail::KeptBatch& kept = batches.at(i);
-  for (const auto& [part, is_last] : batches.parts(i, /*keep_empty=*/reduces_every_run() || losses.meet())) {
+  for (auto& [part, is_last] : batches.parts(i, /*keep_empty=*/reduces_every_run() || losses.meet())) {
     const bool is_missing = batches.split() > 1 && part.size() == 0 && losses.meet();
-    const Batch rows = is_missing ? detail::uncounted_row(kept.batch, devices_.device()) : part;
-    if (!run_part(rows, kept.loss(), is_last)) return false;
+    if (is_missing) part = detail::uncounted_row(kept.batch, devices_.device());
+    if (!run_part(part, kept.loss(), is_last)) return false;
   }
   return true;
 }

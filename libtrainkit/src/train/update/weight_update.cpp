@@ -50,8 +50,7 @@ void WeightUpdate::run(const Agreement& agreement, const LossWeights& weights, M
   const auto start = std::chrono::steady_clock::now();
   agreement.nothing_counts() ? skip(sums) : update(agreement, weights, sums, snapshot);
   release_gradients();
-  const std::chrono::nanoseconds time = std::chrono::steady_clock::now() - start;
-  time_.fetch_add(time.count(), std::memory_order_relaxed);
+  time_.add_since(start);
 }
 
 void WeightUpdate::update(const Agreement& agreement, const LossWeights& weights, MetricSums& sums,

@@ -3,11 +3,11 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <atomic>
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "core/base/time_sum.h"
 #include "train/update/optimizer_copies.h"
 #include "trainkit/amp/grad_scaler.h"
 #include "trainkit/distributed/device_replicator.h"
@@ -45,7 +45,7 @@ class WeightUpdate {
   /// Drops a step that failed, its gradients and the scaler's part in it.
   void drop();
   /// Seconds of all run() so far. Any thread may call it.
-  double seconds() const { return 1e-9 * static_cast<double>(time_.load(std::memory_order_relaxed)); }
+  double seconds() const { return time_.seconds(); }
 
   // ---- Captured steps.
 
@@ -75,7 +75,7 @@ class WeightUpdate {
   OptimizerCopies copies_;
   bool keeps_count_ = false;                    // at one address
   at::Tensor skipped_in_a_row_, none_skipped_;  // float32, on the device
-  std::atomic<int64_t> time_{0};                // nanoseconds
+  TimeSum time_;
 };
 
 }  // namespace trainkit::detail
