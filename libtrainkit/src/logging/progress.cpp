@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core/machine/sigpipe.h"
+#include "core/base/format_number.h"
 #include "logging/field_names.h"
 #include "logging/plain_table.h"
 #include "trainkit/core/format.h"
@@ -64,7 +65,7 @@ std::string throughput(const LogRecord& record) {
                                                             {fields::kSamplesPerSecond, "samples"}};
   for (const auto& [name, unit] : kRates) {
     if (const double* rate = record.find(name)) {
-      return fmt::format("{} {}/s", format_count(*rate), unit);
+      return fmt::format("{} {}/s", detail::format_count(*rate), unit);
     }
   }
   return "";
@@ -187,8 +188,8 @@ class ConsoleProgress::Impl {
     std::string epoch = fmt::format("epoch {:.2f}", record.epoch);
     if (plan_.total_epochs > 0 && !remaining().by_time) epoch += fmt::format("/{:.4g}", plan_.total_epochs);
     fields.push_back(std::move(epoch));
-    if (const double* loss = record.find(fields::kLoss)) fields.push_back("loss " + format_number(*loss));
-    if (!record.lr.empty()) fields.push_back("lr " + format_setting(record.lr[0]));
+    if (const double* loss = record.find(fields::kLoss)) fields.push_back("loss " + detail::format_number(*loss));
+    if (!record.lr.empty()) fields.push_back("lr " + detail::format_setting(record.lr[0]));
     if (std::string rate = throughput(record); !rate.empty()) fields.push_back(std::move(rate));
     if (const double* wait = record.find(fields::kDataWaitFraction); wait && *wait >= 0.1) {
       fields.push_back(fmt::format("data wait {:.0f}%", *wait * 100));
@@ -200,7 +201,7 @@ class ConsoleProgress::Impl {
     std::string line = fmt::format("{} at step {}:", record.split, record.step);
     for (const auto& [name, value] : record.values) {
       const bool is_detail = name.find('.') != name.npos || name.ends_with("_seconds");
-      if (!is_detail) line += fmt::format(" {} {}", name, format_number(value));
+      if (!is_detail) line += fmt::format(" {} {}", name, detail::format_number(value));
     }
     return line;
   }

@@ -158,7 +158,7 @@ absl::StatusOr<std::string> run_id(const WandbOptions& options) {
 std::string start_line(const WandbOptions& options, const std::string& id, bool only_check) {
   json config = json::object();
   for (const auto& [name, value] : options.config) {
-    const bool secret = mask_secrets(name + "=x") != name + "=x";
+    const bool secret = detail::mask_secrets(name + "=x") != name + "=x";
     config[escape_text(name)] = secret ? "***" : format_text(value);
   }
   json start = {{"dir", options.dir}, {"project", options.project}, {"id", id},

@@ -7,9 +7,9 @@
 #include <limits>
 
 #include "logging/field_names.h"
+#include "core/base/format_number.h"
 #include "report/markup.h"
 #include "trainkit/core/error.h"
-#include "trainkit/core/format.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/sinks.h"
@@ -96,7 +96,7 @@ struct Chart {
 /// Formats a mark of an axis in at most nine characters: with the digits that distinguish it from the next mark.
 std::string mark_text(double value, double mark) {
   if (std::abs(value) < mark / 2) return "0";
-  if (std::abs(value) >= 1e6) return std::abs(value) < 1e15 ? format_count(value) : fmt::format("{:.1e}", value);
+  if (std::abs(value) >= 1e6) return std::abs(value) < 1e15 ? detail::format_count(value) : fmt::format("{:.1e}", value);
   const int digits = std::max(0, static_cast<int>(-std::floor(std::log10(mark) + 1e-9)));
   return digits > 6 ? fmt::format("{:.1e}", value) : fmt::format("{:.{}f}", value, digits);
 }
@@ -114,7 +114,7 @@ void draw_axes(Chart& chart, std::string_view metric, std::string_view x_label) 
     const double step = chart.x.low + i * chart.x.mark, x = chart.px(step);
     chart.add(R"(<line x1="{:.1f}" y1="{}" x2="{:.1f}" y2="{}" stroke="#999"/>)", x, kBottom, x, kBottom + 5);
     chart.add(R"(<text x="{:.1f}" y="{}" text-anchor="middle" fill="#555">{}</text>)", x, kBottom + 20,
-              step < 10'000 ? fmt::format("{:.4g}", step) : format_count(step));
+              step < 10'000 ? fmt::format("{:.4g}", step) : detail::format_count(step));
   }
   chart.add(R"(<line x1="{}" y1="{}" x2="{}" y2="{}" stroke="#999"/>)", kLeft, kBottom, kRight, kBottom);
   chart.add(R"(<text x="{}" y="{}" text-anchor="middle" fill="#555">{}</text>)", (kLeft + kRight) / 2, kBottom + 42,
@@ -148,13 +148,13 @@ void draw_series(Chart& chart, const Series& series, const char* color, bool eva
 
 /// Formats "val 1.4697 (best 1.4601 at step 1800)".
 std::string legend_text(const Series& series, bool evaluation) {
-  std::string text = svg_text(series.split) + " " + format_number(series.points.back().value);
+  std::string text = svg_text(series.split) + " " + detail::format_number(series.points.back().value);
   const Point* best = nullptr;
   for (const Point& point : series.points) {
     if (std::isfinite(point.value) && (!best || point.value < best->value)) best = &point;
   }
   if (evaluation && best && series.points.size() > 1) {
-    text += fmt::format(" (lowest {} at step {:.0f})", format_number(best->value), best->step);
+    text += fmt::format(" (lowest {} at step {:.0f})", detail::format_number(best->value), best->step);
   }
   return text;
 }

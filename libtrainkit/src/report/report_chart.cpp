@@ -9,6 +9,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "core/base/format_number.h"
 #include "report/markup.h"
 #include "trainkit/core/format.h"
 

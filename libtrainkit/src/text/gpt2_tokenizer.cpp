@@ -53,7 +53,7 @@ class MergeTable {
     Merge merge = {};
   };
   static uint64_t key(TokenId left, TokenId right) { return uint64_t{left} << 32 | right; }
-  size_t slot(uint64_t key) const { return mix64(key) & (entries_.size() - 1); }
+  size_t slot(uint64_t key) const { return detail::mix64(key) & (entries_.size() - 1); }
   std::vector<Entry> entries_;
 };
 

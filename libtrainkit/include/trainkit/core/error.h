@@ -72,25 +72,20 @@ std::string error_json(const absl::Status& status);
 /// Escapes control bytes, invalid UTF-8 and text-direction marks in `text` as \xNN or \u{N}; truncates at `max_bytes`.
 std::string escape_text(std::string_view text, size_t max_bytes = 120);
 
-/// Replaces secrets in `text` by ***: passwords in URLs (scheme://user:password@), and the value after `...key=`,
-/// `...token=`, `...secret=` or `...password=`. For api_key, secret and password, a colon may replace `=`. Any case.
-std::string mask_secrets(std::string_view text);
-
-/// Returns the candidate nearest to `name` by edit distance, for "did you mean"; empty if none is near.
-template <class Names>
-std::string nearest_name(std::string_view name, const Names& candidates);
-
+namespace detail {
 /// Returns the number of edits (insert, delete, replace, swap of neighbours) that turn `a` into `b`: the restricted
 /// Damerau-Levenshtein distance.
 size_t edit_distance(std::string_view a, std::string_view b);
+}  // namespace detail
 
+/// Returns the candidate nearest to `name` by edit distance, for "did you mean"; empty if none is near.
 template <class Names>
 std::string nearest_name(std::string_view name, const Names& candidates) {
   std::string best;
   if (name.size() > 64) return best;
   size_t best_distance = name.size() / 3 + 2;  // a larger distance makes no useful suggestion
   for (const auto& candidate : candidates) {
-    const size_t distance = edit_distance(name, candidate);
+    const size_t distance = detail::edit_distance(name, candidate);
     if (distance < best_distance) {
       best_distance = distance;
       best = std::string(candidate);

@@ -1,5 +1,5 @@
 #pragma once
-/// Formats numbers, rates, sizes and times for people. The text does not depend on the locale.
+/// Formats sizes, times and text for people, in the same way with every locale.
 
 #include <cstdint>
 #include <optional>
@@ -7,16 +7,6 @@
 #include <string_view>
 
 namespace trainkit {
-
-/// Formats a measured value with five digits: "2.1034", "0.87310", "1234.6". Uses "1.20e-05" below 0.001 and from
-/// 100,000 on. Also "0", "nan" and "inf".
-std::string format_number(double value);
-
-/// Formats a user's setting with up to three digits: "0.001", "9.55e-05".
-std::string format_setting(double value);
-
-/// Formats a count or a rate: "812", "12.3k", "4.56M", "1.20G".
-std::string format_count(double value);
 
 /// Formats a size: "512 B", "1.50 KiB", "23.6 GiB".
 std::string format_size(int64_t bytes);
@@ -31,7 +21,7 @@ std::optional<int64_t> parse_size(std::string_view text);
 std::string format_duration(double seconds);
 
 /// Makes text safe to print. Escapes control bytes, invalid UTF-8 and text-direction marks, but keeps line ends and
-/// tabs. Masks secrets (see mask_secrets in core/error.h).
+/// tabs. Masks secrets: passwords in URLs, and the values of `...key=`, `...token=`, `...secret=` and `...password=`.
 std::string format_text(std::string_view text);
 
 }  // namespace trainkit

@@ -7,6 +7,7 @@
 
 namespace trainkit {
 
+namespace detail {
 /// Mixes 64 bits so that each output bit depends on each input bit.
 /// Source: splitmix64's finaliser (Stafford's variant 13), https://prng.di.unimi.it/splitmix64.c
 constexpr uint64_t mix64(uint64_t x) {
@@ -15,18 +16,17 @@ constexpr uint64_t mix64(uint64_t x) {
   return x ^ (x >> 31);
 }
 
+/// `unsigned __int128` is an extension of GCC and Clang; `__extension__` avoids a -Wpedantic warning in user code.
+__extension__ typedef unsigned __int128 uint128;
+}  // namespace detail
+
 /// Combines several numbers into a key; the order matters: hash_key(seed, epoch, row).
 template <class... Numbers>
 constexpr uint64_t hash_key(Numbers... numbers) {
   uint64_t key = 0x9e3779b97f4a7c15ULL;
-  ((key = mix64(key + 0x9e3779b97f4a7c15ULL + static_cast<uint64_t>(numbers))), ...);
+  ((key = detail::mix64(key + 0x9e3779b97f4a7c15ULL + static_cast<uint64_t>(numbers))), ...);
   return key;
 }
-
-namespace detail {
-/// `unsigned __int128` is an extension of GCC and Clang; `__extension__` avoids a -Wpedantic warning in user code.
-__extension__ typedef unsigned __int128 uint128;
-}  // namespace detail
 
 /// A small counter-based generator (splitmix64). Create one per row: RandomStream(hash_key(seed, epoch, row)).
 /// A copy starts at the same position. Satisfies UniformRandomBitGenerator. Not for cryptography.
@@ -37,7 +37,7 @@ class RandomStream {
 
   static constexpr uint64_t min() { return 0; }
   static constexpr uint64_t max() { return ~uint64_t{0}; }
-  constexpr uint64_t operator()() { return mix64(state_ += 0x9e3779b97f4a7c15ULL); }
+  constexpr uint64_t operator()() { return detail::mix64(state_ += 0x9e3779b97f4a7c15ULL); }
 
   /// Uniform in [0, n), n >= 1. Uses multiply-shift; the bias is below n / 2^64.
   constexpr uint64_t below(uint64_t n) {

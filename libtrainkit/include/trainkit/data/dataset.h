@@ -143,7 +143,4 @@ class Dataset {
 /// tensor operations: row_tensor(out, 0, fields()[0], at).copy_(image). Costs about one microsecond.
 at::Tensor row_tensor(const BatchView& view, size_t field, const FieldSpec& spec, int64_t row);
 
-/// Returns the index of the field called `name`. Throws c10::IndexError, which lists the fields, if there is none.
-size_t field_index(const Dataset& dataset, const std::string& name);
-
 }  // namespace trainkit

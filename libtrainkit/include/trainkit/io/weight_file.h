@@ -106,8 +106,9 @@ class TorchFile {
   std::shared_ptr<const Contents> contents_;
 };
 
-/// Appends tensors to a new file in the format of torch.save for an OrderedDict. Python loads it with torch.load(path,
-/// weights_only=True). The bytes depend only on names, values and order.
+/// Writes tensors in the format of torch.save for an OrderedDict. Python loads the file with torch.load(path,
+/// weights_only=True). The bytes depend only on names, values and order. An existing file is replaced completely or
+/// stays unchanged (write_file_atomically).
 ///
 /// Tensors that are the same view of the same memory (tied weights) are written once and are tied again in Python.
 /// Other views are written as contiguous copies. A tensor on a device or not contiguous is copied first, one at a time.
@@ -116,9 +117,6 @@ class TorchFile {
 /// kInvalidArgument names a tensor without data in memory (undefined, meta, sparse, quantised), with a dtype that the
 /// format lacks, or with a name that is a duplicate or not UTF-8. It also refuses names and counts that TorchFile::open
 /// rejects: control characters in a key, a name over 65,535 bytes, more than 64 dimensions.
-absl::Status write_torch_file(WritableFile& file, const NamedTensors& tensors);
-
-/// Writes a file atomically (write_file_atomically): an existing file is replaced completely or stays unchanged.
 absl::Status save_torch_file(const Fs& fs, const std::string& path, const NamedTensors& tensors);
 
 // ---- Writes PyTorch files with nested values: checkpoints of numbers, lists and dicts, not only flat dicts of
@@ -169,9 +167,9 @@ class TorchValue {
 };
 
 /// Writes `value` atomically (write_file_atomically) in the format of torch.save. Python loads it with torch.load(path,
-/// weights_only=True). Tensors follow the rules of write_torch_file.
+/// weights_only=True). Tensors follow the rules of save_torch_file.
 ///
-/// kInvalidArgument names the keys and positions of a value that cannot be written: see write_torch_file; also nesting
+/// kInvalidArgument names the keys and positions of a value that cannot be written: see save_torch_file; also nesting
 /// over 60 levels.
 absl::Status save_torch_value(const Fs& fs, const std::string& path, const TorchValue& value);
 

@@ -33,10 +33,6 @@ struct LoRAConfig {
 /// Checks all fields. One error of exit code 2 (cli.value) lists every field that is out of range.
 absl::Status validate(const LoRAConfig& config);
 
-/// Parses adapter_config.json of peft. Errors (weights.config, exit code 5) name the field: invalid JSON, a wrong type
-/// or range, and unsupported options that change the output, such as use_dora, rank_pattern or modules_to_save.
-absl::StatusOr<LoRAConfig> parse_lora_config(std::string_view json, const std::string& path);
-
 /// Adds an adapter to each target layer and freezes all other parameters of `model`.
 ///
 ///   GPT2Model model = load_gpt2("gpt2").value();
@@ -70,9 +66,11 @@ absl::Status save_lora(const torch::nn::Module& model, const LoRAConfig& config,
 /// Applies the configuration and loads the adapters of a folder written by peft or save_lora. Reads adapter_model.bin
 /// too. Accepts adapters of a model with a head ("transformer.h.0...") for a model without one.
 ///
-/// @return the configuration. Errors have exit code 5: those of parse_lora_config and WeightFile; a target that the
-/// model lacks; missing or surplus tensors, or tensors of a different shape (weights.match). The model is then
-/// unchanged. Throws c10::Error if the model already has adapters.
+/// @return the configuration. Errors have exit code 5: an adapter_config.json with invalid JSON, a wrong type or range,
+/// or an option that changes the output and is not supported, such as use_dora, rank_pattern or modules_to_save
+/// (weights.config, with the field); those of WeightFile; a target that the model lacks; missing or surplus tensors, or
+/// tensors of a different shape (weights.match). The model is then unchanged. Throws c10::Error if the model already
+/// has adapters.
 absl::StatusOr<LoRAConfig> load_lora(torch::nn::Module& model, const std::string& folder, const Fs& fs = Fs::posix());
 
 }  // namespace trainkit

@@ -14,6 +14,7 @@
 
 #include "app/program/command_line.h"
 #include "app/run/run_files.h"
+#include "core/base/format_number.h"
 #include "core/machine/waiting_threads.h"
 #include "logging/field_names.h"
 #include "logging/run_log.h"
@@ -89,7 +90,7 @@ std::string describe_model(const DeviceReplicator& devices, const Optimizer& opt
     if (tensor && !name.ends_with(".step")) state_bytes += static_cast<int64_t>(tensor->nbytes());
   }
   return fmt::format("{} parameters; weights {}, gradients {}, {} state {}{}",
-                     format_count(static_cast<double>(parameters)), format_size(weight_bytes),
+                     detail::format_count(static_cast<double>(parameters)), format_size(weight_bytes),
                      format_size(gradient_bytes), std::get<std::string>(state.at("type")), format_size(state_bytes),
                      averages ? ", averages " + format_size(trained_bytes / ranks) : "");
 }

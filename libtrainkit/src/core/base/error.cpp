@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "core/base/mask_secrets.h"
 #include "core/base/utf8.h"
 
 namespace trainkit {
@@ -239,7 +240,7 @@ std::string escape_text(std::string_view text, size_t max_bytes) {
   return out;
 }
 
-std::string mask_secrets(std::string_view text) {
+std::string detail::mask_secrets(std::string_view text) {
   const std::string plain = mask_user_info(std::string(text));
   const auto is_name = [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-'; };
   const auto is_value = [](unsigned char c) { return c > ' ' && c != '"' && c != '\'' && c != ',' && c != '}'; };
@@ -264,7 +265,7 @@ std::string mask_secrets(std::string_view text) {
   return out;
 }
 
-size_t edit_distance(std::string_view a, std::string_view b) {
+size_t detail::edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::vector<size_t>> cost(a.size() + 1, std::vector<size_t>(b.size() + 1));
   for (size_t i = 0; i <= a.size(); ++i) cost[i][0] = i;
   for (size_t j = 0; j <= b.size(); ++j) cost[0][j] = j;

@@ -8,20 +8,22 @@
 #include <charconv>
 #include <cmath>
 
+#include "core/base/format_number.h"
+#include "core/base/mask_secrets.h"
 #include "trainkit/core/error.h"
 
 namespace trainkit {
 
-std::string format_number(double value) {
+std::string detail::format_number(double value) {
   const double size = std::abs(value);
   if (!std::isfinite(value)) return fmt::format("{}", value);
   if (value == 0) return "0";
   return size >= 1e-3 && size < 99999.5 ? fmt::format("{:#.5g}", value) : fmt::format("{:.2e}", value);
 }
 
-std::string format_setting(double value) { return fmt::format("{:.3g}", value); }
+std::string detail::format_setting(double value) { return fmt::format("{:.3g}", value); }
 
-std::string format_count(double value) {
+std::string detail::format_count(double value) {
   static constexpr std::array<const char*, 5> kUnits = {"", "k", "M", "G", "T"};
   size_t unit = 0;
   while (std::abs(value) >= 999.5 && unit + 1 < kUnits.size()) value /= 1000, ++unit;
@@ -71,7 +73,7 @@ std::string format_duration(double seconds) {
 }
 
 std::string format_text(std::string_view text) {
-  const std::string masked = mask_secrets(text);
+  const std::string masked = detail::mask_secrets(text);
   std::string out;
   for (size_t begin = 0; begin < masked.size();) {
     const size_t end = std::min(masked.find_first_of("\n\t", begin), masked.size());

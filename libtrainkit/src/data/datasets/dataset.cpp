@@ -38,14 +38,4 @@ at::Tensor row_tensor(const BatchView& view, size_t field, const FieldSpec& spec
   return at::from_blob(view.row(field, row), spec.shape, at::TensorOptions(spec.dtype));
 }
 
-size_t field_index(const Dataset& dataset, const std::string& name) {
-  const auto& fields = dataset.fields();
-  std::string names;
-  for (size_t i = 0; i < fields.size(); ++i) {
-    if (fields[i].name == name) return i;
-    names += (i ? ", " : "") + fields[i].name;
-  }
-  TORCH_CHECK_INDEX(false, "the dataset has no field \"", name, "\"; there are: ", names.empty() ? "none" : names);
-}
-
 }  // namespace trainkit

@@ -281,14 +281,12 @@ TorchValue& TorchValue::set(std::string key, TorchValue value) {
   return items_.emplace_back(std::move(value));
 }
 
-absl::Status write_torch_file(WritableFile& file, const NamedTensors& tensors) {
-  TRAINKIT_RETURN_IF_ERROR(check(tensors));
-  const std::vector<size_t> storages = number_storages(tensors);
-  return write_archive(file, pickle(tensors, storages), tensors, storages);
-}
-
 absl::Status save_torch_file(const Fs& fs, const std::string& path, const NamedTensors& tensors) {
-  return save_atomically(fs, path, [&](WritableFile& file) { return write_torch_file(file, tensors); });
+  return save_atomically(fs, path, [&](WritableFile& file) {
+    TRAINKIT_RETURN_IF_ERROR(check(tensors));
+    const std::vector<size_t> storages = number_storages(tensors);
+    return write_archive(file, pickle(tensors, storages), tensors, storages);
+  });
 }
 
 absl::Status save_torch_value(const Fs& fs, const std::string& path, const TorchValue& value) {

@@ -113,8 +113,6 @@ absl::StatusOr<NamedTensors> read_adapters(const std::string& path, bool model_h
   return std::move(tensors);
 }
 
-}  // namespace
-
 absl::StatusOr<LoRAConfig> parse_lora_config(std::string_view text, const std::string& path) {
   TRAINKIT_ASSIGN_OR_RETURN(const nlohmann::json json, detail::parse_config(text, path));
   LoRAConfig config;
@@ -139,6 +137,8 @@ absl::StatusOr<LoRAConfig> parse_lora_config(std::string_view text, const std::s
     return to_status(config_error(path, {}, error_of(status)->problem));
   return config;
 }
+
+}  // namespace
 
 absl::Status save_lora(const torch::nn::Module& model, const LoRAConfig& config, const std::string& folder,
                        const Fs& fs) {
