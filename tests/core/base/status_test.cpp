@@ -2,7 +2,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "core/device/device_error.h"
+#include "core/base/device_error.h"
 #include "test_util.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/state_dict.h"

@@ -3,7 +3,7 @@
 
 #include "test_util.h"
 #include "train/batch_norm_net.h"
-#include "train/evaluation/validation.h"
+#include "train/run/validation.h"
 #include "train/loop_util.h"
 #include "train/trainer_run.h"
 

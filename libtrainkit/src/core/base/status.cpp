@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "core/device/device_error.h"
+#include "core/base/device_error.h"
 
 namespace trainkit {
 namespace {

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "io/torch/torch_dtypes.h"
+#include "io/weights/torch_dtypes.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/io/weight_file.h"
 

@@ -13,7 +13,7 @@
 #include "core/device/host_tensors.h"
 #include "io/torch/pickle_input.h"
 #include "io/torch/pickle_names.h"
-#include "io/torch/torch_dtypes.h"
+#include "io/weights/torch_dtypes.h"
 #include "io/torch/unpickler.h"
 #include "io/torch/zip_writer.h"
 #include "trainkit/core/status.h"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "io/torch/pickle_input.h"
-#include "io/torch/torch_dtypes.h"
+#include "io/weights/torch_dtypes.h"
 
 namespace trainkit::detail {
 

@@ -21,7 +21,7 @@
 #include "nn/convolution/direct_convolution.h"
 #include "nn/convolution/winograd.h"
 #include "nn/cpu/tile_product.h"
-#include "nn/functions/optional_tensor.h"
+#include "core/tensors/optional_tensor.h"
 #include "trainkit/nn/functional.h"
 
 namespace trainkit {

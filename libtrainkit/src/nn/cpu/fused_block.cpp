@@ -11,7 +11,7 @@
 #include "core/device/gpu_operations.h"
 #include "nn/cpu/attention_kernel.h"
 #include "nn/cpu/block_matrix.h"
-#include "nn/functions/optional_tensor.h"
+#include "core/tensors/optional_tensor.h"
 
 namespace trainkit::detail {
 namespace {

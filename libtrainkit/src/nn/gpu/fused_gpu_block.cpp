@@ -16,7 +16,7 @@
 #include "core/tensors/tensor_lists.h"
 #include "nn/cpu/block_matrix.h"
 #include "nn/cpu/float_product.h"
-#include "nn/functions/optional_tensor.h"
+#include "core/tensors/optional_tensor.h"
 
 namespace trainkit::detail {
 namespace {

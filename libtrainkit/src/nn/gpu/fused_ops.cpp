@@ -15,7 +15,7 @@
 #include "core/device/gpu_kernel_support.h"
 #include "core/device/gpu_operations.h"
 #include "core/tensors/recorded.h"
-#include "nn/functions/optional_tensor.h"
+#include "core/tensors/optional_tensor.h"
 #include "nn/gpu/run_kernel.h"
 
 namespace trainkit::detail {

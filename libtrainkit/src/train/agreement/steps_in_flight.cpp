@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/device/device_error.h"
+#include "core/base/device_error.h"
 
 namespace trainkit::detail {
 

@@ -4,7 +4,7 @@
 #include <variant>
 #include <vector>
 
-#include "train/run/run_state.h"
+#include "train/checkpoint/checkpoint_state.h"
 
 namespace trainkit {
 
@@ -16,7 +16,7 @@ CheckpointContents detail::snapshot_into(const CheckpointContents& contents, Hos
     if (auto* tensor = std::get_if<at::Tensor>(&value)) places.push_back(tensor);
   }
   for (auto& [name, tensor] : copy.optimizer) {
-    (name.starts_with(kLivePrefix) ? places : optimizer_places).push_back(&tensor);
+    (name.starts_with(detail::kLivePrefix) ? places : optimizer_places).push_back(&tensor);
   }
   if (pending) pending->first = places.size();
   places.insert(places.end(), optimizer_places.begin(), optimizer_places.end());

@@ -10,6 +10,10 @@
 
 namespace trainkit::detail {
 
+/// Prefix of the trained weights in a checkpoint with averages, see Note [Averages in a checkpoint].
+inline constexpr std::string_view kLivePrefix = "live.";
+inline std::string live_name(const std::string& weight) { return std::string(kLivePrefix) + weight; }
+
 /// Converts a state to JSON. kInvalidArgument names an entry that cannot be written: a tensor without data in memory,
 /// or a name that is not UTF-8.
 absl::StatusOr<std::string> state_to_json(const StateDict& state);

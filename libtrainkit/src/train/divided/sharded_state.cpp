@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "train/run/run_state.h"
+#include "train/checkpoint/checkpoint_state.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 

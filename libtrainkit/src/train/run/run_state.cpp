@@ -18,6 +18,7 @@
 #include <variant>
 
 #include "distributed/group/gather_bytes.h"
+#include "train/checkpoint/checkpoint_state.h"
 #include "train/checkpoint/generators.h"
 #include "train/divided/sharded_state.h"
 #include "trainkit/core/error.h"
@@ -112,7 +113,7 @@ void put_averages(const NamedTensors& averages, NamedTensors& model, NamedTensor
     const auto is_named = [&name = name](const auto& tensor) { return tensor.first == name; };
     const auto weight = std::find_if(model.begin(), model.end(), is_named);
     TORCH_CHECK(weight != model.end(), "parameter '", name, "' of the optimizer is not in the model");
-    others.emplace_back(live_name(name), std::exchange(weight->second, average));
+    others.emplace_back(detail::live_name(name), std::exchange(weight->second, average));
   }
 }
 
@@ -190,8 +191,8 @@ absl::Status load_model(const CheckpointContents& contents, const CheckpointPath
   StateDict optimizer = sub_state(contents.state, "optimizer");
   std::map<std::string, at::Tensor> live;
   for (const auto& [name, tensor] : contents.optimizer) {
-    if (name.starts_with(kLivePrefix))
-      live[name.substr(kLivePrefix.size())] = tensor;
+    if (name.starts_with(detail::kLivePrefix))
+      live[name.substr(detail::kLivePrefix.size())] = tensor;
     else
       optimizer[name] = tensor;
   }

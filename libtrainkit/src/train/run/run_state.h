@@ -79,10 +79,6 @@ RunShape saved_shape(const StateDict& state);
 /// Reads the call of fit that wrote a checkpoint (RunProgress::fit); 0 in older checkpoints.
 int64_t saved_fit(const StateDict& state);
 
-/// Prefix of the trained weights in a checkpoint with averages, see Note [Averages in a checkpoint].
-inline constexpr std::string_view kLivePrefix = "live.";
-inline std::string live_name(const std::string& weight) { return std::string(kLivePrefix) + weight; }
-
 /// Collects the state of a run. Every rank must call it, since each has its own random generators. With sharding each
 /// rank's result has its own parts: pass it to keep_own_parts().
 absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunProgress& progress,

@@ -4,7 +4,7 @@
 #include <chrono>
 
 #include "train/run/run_state.h"
-#include "train/run/skipped_steps.h"
+#include "train/records/skipped_steps.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/train/trainer.h"
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "train/run/run_context.h"
-#include "train/run/step_records.h"
+#include "train/records/step_records.h"
 #include "trainkit/logging/logger.h"
 #include "trainkit/monitor/monitor.h"
 

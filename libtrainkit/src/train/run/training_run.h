@@ -8,11 +8,11 @@
 #include <optional>
 #include <string>
 
-#include "train/evaluation/validation.h"
+#include "train/run/validation.h"
 #include "train/run/run_context.h"
-#include "train/run/skipped_steps.h"
+#include "train/records/skipped_steps.h"
 #include "train/run/steady_state.h"
-#include "train/run/step_profile.h"
+#include "train/records/step_profile.h"
 #include "train/run/stop_policy.h"
 #include "train/run/training_log.h"
 #include "train/run/training_saves.h"

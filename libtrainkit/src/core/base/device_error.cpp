@@ -1,4 +1,4 @@
-#include "core/device/device_error.h"
+#include "core/base/device_error.h"
 
 #include <c10/util/Exception.h>
 

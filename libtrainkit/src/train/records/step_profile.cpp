@@ -1,4 +1,4 @@
-#include "train/run/step_profile.h"
+#include "train/records/step_profile.h"
 
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-#include "io/torch/torch_dtypes.h"
+#include "io/weights/torch_dtypes.h"
 
 #include <algorithm>
 

@@ -1,10 +1,10 @@
-#include "train/run/skipped_steps.h"
+#include "train/records/skipped_steps.h"
 
 #include <fmt/format.h>
 
 #include <utility>
 
-#include "train/run/step_records.h"
+#include "train/records/step_records.h"
 #include "trainkit/core/error.h"
 
 namespace trainkit {

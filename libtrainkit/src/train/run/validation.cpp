@@ -1,4 +1,4 @@
-#include "train/evaluation/validation.h"
+#include "train/run/validation.h"
 
 #include <ATen/ops/full.h>
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-#include "train/run/step_records.h"
+#include "train/records/step_records.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
