@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
 """Compares the benchmarks of the working tree with those of another commit.
 
-    ./dev bench --compare REF [--gpu] [--filter REGEX] [--quick] [--repetitions N]
+    ./dev bench --compare REF [--gpu] [--filter REGEX] [--quick] [--repetitions N] [--removed REGEX]
 
 Builds the matching suites of both in the same way, then runs them in turns, N times (default 5), on one machine: in each
 repetition first one, then the other goes first. A benchmark is slower, or faster, if its slowest and fastest repetition do
-not overlap with those of the other commit. Exit code 1 if a benchmark is slower.
+not overlap with those of the other commit. One that seems slower runs again, 15 times. Exit code 1 if a benchmark is
+slower, or if one of the other commit is missing now (--removed names those that were removed on purpose).
 """
 
 import argparse
+import copy
 import pathlib
+import re
 import statistics
 import sys
 
@@ -49,6 +52,39 @@ def printed(found, ref):
     return "\n".join(lines)
 
 
+AGAIN = 15  # repetitions of a benchmark that seems slower
+
+
+def measure(options, suites, repetitions):
+    """Runs the suites of both builds in turns. Returns the measurements of each build by the names of benchmarks."""
+    results = {"now": {}, "before": {}}
+    for repetition in range(repetitions):
+        print(f"repetition {repetition + 1} of {repetitions}", flush=True)
+        order = ["now", "before"] if repetition % 2 == 0 else ["before", "now"]
+        for suite in suites:
+            for which in order:
+                build = getattr(options, which)
+                if not (build / "bin" / suite).exists():
+                    continue
+                log = build / "bench"
+                log.mkdir(exist_ok=True)
+                run.run_suite(build / "bin" / suite, options, repetition, results[which], log)
+    return results
+
+
+def measured_again(options, found):
+    """Returns `found` with new measurements of the rows that seem slower."""
+    slower = [row[0] for row in found if row[4] == "slower"]
+    if not slower:
+        return found
+    print(f"{len(slower)} seem slower: again", flush=True)
+    options = copy.copy(options)
+    options.filter = "|".join(f"^{re.escape(name.partition(':')[2])}(/|$)" for name in slower)
+    results = measure(options, sorted({name.partition(":")[0] for name in slower}), AGAIN)
+    again = {row[0]: row for row in rows(results["now"], results["before"]) if row[0] in slower}
+    return sorted((again.get(row[0], row) for row in found), key=lambda row: row[3][1])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("ref", help="the other commit")
@@ -58,32 +94,27 @@ def main():
     parser.add_argument("--gpu", action="store_true", help="compare bench_gpu instead of the others")
     parser.add_argument("--quick", action="store_true", help="short repetitions")
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--removed", default="(?!)", help="benchmarks that may be missing now: their names match")
     options = parser.parse_args()
-    names = run.targets(options.filter, gpu=options.gpu)
+    suites = run.targets(options.filter, gpu=options.gpu)
     if not options.filter:
-        names = sorted(p.name for p in (options.now / "bin").glob("bench_*") if run.needs_gpu(p.name) == options.gpu)
-    results = {"now": {}, "before": {}}
-    for repetition in range(options.repetitions):
-        print(f"repetition {repetition + 1} of {options.repetitions}", flush=True)
-        order = ["now", "before"] if repetition % 2 == 0 else ["before", "now"]
-        for suite in names:
-            for which in order:
-                build = getattr(options, which)
-                if not (build / "bin" / suite).exists():
-                    continue
-                log = build / "bench"
-                log.mkdir(exist_ok=True)
-                run.run_suite(build / "bin" / suite, options, repetition, results[which], log)
+        suites = sorted({path.name for build in (options.now, options.before) for path in (build / "bin").glob("bench_*")
+                         if run.needs_gpu(path.name) == options.gpu})
+    results = measure(options, suites, options.repetitions)
     found = rows(results["now"], results["before"])
     if not found:
         sys.exit("bench: no benchmark ran in both commits")
+    found = measured_again(options, found)
     print(printed(found, options.ref))
     new = sorted(set(results["now"]) - set(results["before"]))
     if new:
         print(f"not in {options.ref}: {', '.join(new)}")
+    missing = [name for name in sorted(set(results["before"]) - set(results["now"])) if not re.search(options.removed, name)]
+    if missing:
+        print(f"missing now: {', '.join(missing)}")
     slower = [row[0] for row in found if row[4] == "slower"]
     print(f"{len(slower)} of {len(found)} benchmarks are slower than {options.ref}")
-    return 1 if slower else 0
+    return 1 if slower or missing else 0
 
 
 if __name__ == "__main__":
