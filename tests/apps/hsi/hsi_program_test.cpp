@@ -31,7 +31,7 @@ TEST_CASE("A run writes its folder, its scores with the leak, and maps of the sc
   INFO(ended.errors);
   REQUIRE(ended.code == 0);
   for (const char* name :
-       {"config.yaml", "metrics.jsonl", "summary.json", "results/scores.json", "split.json", "loss.svg", "tensorboard",
+       {"config.yaml", "metrics.jsonl", "summary.json", "results/scores.json", "split.json", "tensorboard",
         "results/classification.png", "results/ground_truth.png", "results/errors.png", "results/report_errors.png",
         "results/confusion.svg", "results/maps.mat", "checkpoints/latest"}) {
     CHECK(fs::exists(place.dir / "run" + "/" + name));

@@ -41,7 +41,7 @@ TEST_CASE("A run writes its folder, its split and its scores with the protocol a
   INFO(ended.errors);
   REQUIRE(ended.code == 0);
   for (const char* name : {"config.yaml", "metrics.jsonl", "summary.json", "results/scores.json", "split.tsv",
-                           "loss.svg", "tensorboard", "best.safetensors", "checkpoints/latest"}) {
+                           "tensorboard", "best.safetensors", "checkpoints/latest"}) {
     INFO(name);
     CHECK(fs::exists(place.dir / "run" + "/" + name));
   }

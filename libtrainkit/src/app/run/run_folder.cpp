@@ -393,7 +393,6 @@ absl::StatusOr<int> RunFolder::finish(const TrainerResult& result, const Metrics
   if (const auto loss = training.find(fields::kLoss); loss != training.end()) {
     summary.final_metrics.emplace_back("train_loss", loss->second);
   }
-  TRAINKIT_RETURN_IF_ERROR(write_loss_plot(path_));
   TRAINKIT_RETURN_IF_ERROR(write_summary(path_, summary));
   TRAINKIT_RETURN_IF_ERROR(detail::end_session(path_, summary, result.monitor));
   return summary.exit_code;
