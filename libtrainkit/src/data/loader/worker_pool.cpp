@@ -9,7 +9,6 @@
 #include <fstream>
 #include <string>
 
-#include "data/loader/reading_row.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit::detail {
