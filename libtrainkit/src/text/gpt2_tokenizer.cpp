@@ -55,7 +55,7 @@ Class classify(std::string_view text, size_t at, size_t& length) {
   const auto first = static_cast<unsigned char>(text[at]);
   if (first < 0x80) return length = 1, kAscii[first];
   uint32_t code_point = 0;
-  length = detail::decode_utf8(text.substr(at, 4), code_point);
+  length = decode_utf8(text.substr(at, 4), code_point);
   return length == 0 ? kInvalid : search(code_point);
 }
 
