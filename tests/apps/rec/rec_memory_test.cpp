@@ -13,7 +13,7 @@ using namespace trainkit::test;
 
 namespace {
 
-StepRecipe recipe_of(const Given& settings, const Session& session) {
+StepRecipe recipe_of(const RecGiven& settings, const Session& session) {
   return session.recipe(settings.run, settings.placement,
                         session.feed(Part::kTrain, settings.run, settings.placement).value());
 }
