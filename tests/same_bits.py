@@ -18,7 +18,7 @@ LEFT_OUT = {
     "run.json": "times, process ids, the run's id, the machine, versions",
     "best.before.safetensors": "the best weights before, kept until the next checkpoint is complete",
     "report.html": "shows run.json and times",
-    "loss.svg": "a picture of metrics.jsonl, which is compared",
+    "loss.svg": "a picture of metrics.jsonl, which is compared; of earlier versions",
     "tensorboard": "events with times, in files named by time, process and run",
     "wandb": "logs of another program, with times",
     "profile.json": "times",

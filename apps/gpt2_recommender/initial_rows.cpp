@@ -28,21 +28,14 @@ absl::StatusOr<std::vector<std::string>> characters_of(const Interactions& inter
   return characters;
 }
 
-/// Checks the number of heads, which has no shape.
-absl::Status check_heads(const RunWeights& from, const RecOptions& options) {
-  const auto saved = trainkit::detail::setting_beside(from, "n_head");
-  const std::string own = std::to_string(options.n_head);
-  if (options.model != "gpt2" || !options.gpt2.empty() || !saved || *saved == own) return absl::OkStatus();
-  return trainkit::detail::other_meaning(from.file, "n_head", "another number of heads than in this run", *saved, own,
-                                         "--n_head " + *saved);
-}
-
 }  // namespace
 
 absl::Status adapt_rows(const RunWeights& from, const Interactions& interactions, const RecOptions& options,
                         LoadWeightsOptions& load, RunFacts& facts) {
   if (!options.plan_data.empty()) return absl::OkStatus();  // made-up users and items
-  TRAINKIT_RETURN_IF_ERROR(check_heads(from, options));
+  if (options.model == "gpt2" && options.gpt2.empty()) {
+    TRAINKIT_RETURN_IF_ERROR(trainkit::detail::check_heads(from, "n_head", options.n_head));
+  }
   const std::string path = trainkit::detail::file_beside(from, kCatalogFile);
   if (path.empty()) {
     facts.emplace_back("warning:",

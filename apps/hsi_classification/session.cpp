@@ -78,14 +78,16 @@ absl::StatusOr<Session> Session::open(const ConfigParser& parser, const RunOptio
   TRAINKIT_ASSIGN_OR_RETURN(const auto earlier, earlier_preprocessing(run, options, scene));
   auto [preprocessing, cube] = earlier ? std::pair(*earlier, apply_preprocessing(scene.cube, *earlier))
                                        : fit_preprocessing(scene.cube, components);
-  std::string prepared = "each band standardised over all pixels";
-  if (earlier)
-    prepared = run.resume.empty() ? "each band standardised with the statistics of the weights' run"
-                                  : "each band standardised as before";
-  if (preprocessing.pca) prepared += fmt::format(", {} principal components", components);
-  if (preprocessing.pca && !earlier) {
-    prepared +=
-        fmt::format(" ({:.2f}% of the variance)", 100 * preprocessing.pca->explained_variance.sum().item<double>());
+  std::string prepared =
+      std::string("each band standardised ") + (!earlier             ? "over all pixels"
+                                                : run.resume.empty() ? "with the statistics of the weights' run"
+                                                                     : "as before");
+  if (preprocessing.pca) {
+    prepared += fmt::format(", {} principal components", components);
+    if (!earlier) {
+      prepared +=
+          fmt::format(" ({:.2f}% of the variance)", 100 * preprocessing.pca->explained_variance.sum().item<double>());
+    }
   }
   const int64_t patch_size = options.used_patch_size();
   at::Tensor image = pad_mirrored(cube, patch_size / 2).contiguous();

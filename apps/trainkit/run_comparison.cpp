@@ -250,19 +250,6 @@ Compared compare_events(const std::string& reference, const std::string& other) 
   return compared;
 }
 
-/// Whether two files of a run are equal. The title of loss.svg is the run's name, which differs.
-bool same_file(const std::string& reference, const std::string& other, const std::string& file, int64_t& bytes) {
-  if (file != "loss.svg") return same_bytes(reference + "/" + file, other + "/" + file, bytes);
-  const auto without_title = [](const std::string& path) {
-    std::string text = detail::read_text(path);
-    const size_t title = text.find("class=\"title\""), begin = text.rfind('\n', title);
-    return title == text.npos ? text : text.erase(begin, text.find('\n', title) - begin);
-  };
-  const std::string left = without_title(reference + "/" + file), right = without_title(other + "/" + file);
-  if (left == right) bytes += static_cast<int64_t>(left.size());
-  return left == right && !left.empty();
-}
-
 Compared compare_files(const std::string& reference, const std::string& other) {
   Compared compared{.what = "files"};
   const std::set<std::string> others = {
@@ -280,7 +267,7 @@ Compared compare_files(const std::string& reference, const std::string& other) {
   int64_t bytes = 0;
   for (const std::string& file : files) {
     list += (list.empty() ? "" : ", ") + file;
-    if (same_file(reference, other, file, bytes) || !compared.difference.empty()) continue;
+    if (same_bytes(reference + "/" + file, other + "/" + file, bytes) || !compared.difference.empty()) continue;
     compared.difference = file + (fs::exists(other + "/" + file) ? "" : " is missing");
   }
   if (!files.empty()) compared.amount = list;

@@ -11,9 +11,9 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/logging/sinks.h"
 #include "trainkit/probes.h"
 #include "trainkit/report/summary.h"
+#include "trainkit/scale_plot.h"
 #include "trainkit/scale_run.h"
 #include "trainkit/scaling_model.h"
 
@@ -275,24 +275,24 @@ constexpr char kPlotBegin[] =
 
 /// Draws the speed-up and, below it, the efficiency: the speed-up divided by the number of devices.
 absl::Status write_plot(const std::string& path, const StepCost& step, bool batch_grows, const std::vector<Row>& rows) {
-  std::vector<LogRecord> records;
-  const auto add = [&](const char* line, int64_t devices, double speedup) {
-    const double efficiency = 100 * speedup / static_cast<double>(devices);
-    records.push_back(
-        {.step = devices, .split = line, .values = {{"speed-up", speedup}, {"efficiency (%)", efficiency}}});
-  };
+  std::vector<PlotLine> lines = {{"predicted", {}}, {"linear", {}}, {"measured", {}}};
   for (const Row& row : rows) {
     const ScalingPrediction& p = row.prediction;
-    add("predicted", p.devices, p.speedup);
-    add("linear", p.devices, static_cast<double>(p.devices));
+    lines[0].points.emplace_back(p.devices, p.speedup);
+    lines[1].points.emplace_back(p.devices, static_cast<double>(p.devices));
     const double n = batch_grows ? static_cast<double>(p.devices) : 1;
-    if (row.measured_seconds > 0) add("measured", p.devices, n * step.seconds() / row.measured_seconds);
+    if (row.measured_seconds > 0) lines[2].points.emplace_back(p.devices, n * step.seconds() / row.measured_seconds);
+  }
+  if (lines[2].points.empty()) lines.pop_back();
+  std::vector<PlotLine> shares = lines;
+  for (PlotLine& line : shares) {
+    for (auto& [devices, value] : line.points) value = 100 * value / static_cast<double>(devices);
   }
   const std::string title = fmt::format("Scaling of a step of {:.4g} ms", 1e3 * step.seconds());
-  std::string efficiency = plot_svg(records, "efficiency (%)", "devices", "Efficiency");
+  std::string efficiency = draw_plot("Efficiency", "efficiency (%)", shares);
   efficiency.insert(sizeof "<svg" - 1, " y=\"450\"");
   return write_file_atomically(Fs::posix(), path,
-                               kPlotBegin + plot_svg(records, "speed-up", "devices", title) + efficiency + "</svg>\n");
+                               kPlotBegin + draw_plot(title, "speed-up", lines) + efficiency + "</svg>\n");
 }
 
 }  // namespace

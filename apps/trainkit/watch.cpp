@@ -10,6 +10,7 @@
 #include <mutex>
 #include <thread>
 
+#include "report/markup.h"
 #include "report/report.h"
 #include "trainkit/command.h"
 #include "trainkit/config/config.h"
@@ -56,7 +57,8 @@ class Body {
       if (rendered.ok()) {
         body_ = *std::move(rendered);
       } else {
-        body_ = "<header><h1>No report</h1><p>" + svg_text(error_line(rendered.status()), 1000) + "</p></header>";
+        body_ = "<header><h1>No report</h1><p>" +
+                trainkit::detail::escape_markup(escape_text(error_line(rendered.status()), 1000)) + "</p></header>";
       }
       state_ = now;
       digest_ = Digest::of(body_);

@@ -19,25 +19,15 @@ std::vector<std::string> tokens_of(const Tokenizer& tokenizer) {
   return tokens;
 }
 
-/// Checks the number of heads, which has no shape.
-absl::Status check_heads(const RunWeights& from, const TransformerOptions& options) {
-  const auto saved = trainkit::detail::setting_beside(from, "n_heads");
-  const auto width = trainkit::detail::setting_beside(from, "hidden_dim");
-  if (!saved || width != std::to_string(options.hidden_dim)) return absl::OkStatus();  // the shapes differ
-  const auto heads = [&](const std::string& text) {
-    return text == "0" ? std::to_string(default_n_heads(options.hidden_dim)) : text;
-  };
-  const std::string own = heads(std::to_string(options.n_heads));
-  if (heads(*saved) == own) return absl::OkStatus();
-  return trainkit::detail::other_meaning(from.file, "n_heads", "another number of heads than in this run",
-                                         heads(*saved), own, "--n_heads " + heads(*saved));
-}
-
 }  // namespace
 
 absl::Status adapt_rows(const RunWeights& from, const Tokenizer& tokenizer, const TransformerOptions& options,
                         LoadWeightsOptions& load, RunFacts& facts) {
-  TRAINKIT_RETURN_IF_ERROR(check_heads(from, options));
+  const int64_t width = options.hidden_dim, default_heads = default_n_heads(width);
+  if (trainkit::detail::setting_beside(from, "hidden_dim") == std::to_string(width)) {  // else the shapes differ
+    const int64_t heads = options.n_heads == 0 ? default_heads : options.n_heads;
+    TRAINKIT_RETURN_IF_ERROR(trainkit::detail::check_heads(from, "n_heads", heads, default_heads));
+  }
   const std::string path = trainkit::detail::file_beside(from, kTokenizerFile);
   if (path.empty()) {
     facts.emplace_back("warning:",

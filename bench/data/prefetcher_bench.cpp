@@ -134,14 +134,13 @@ std::shared_ptr<Dataset> rows() {
   return std::make_shared<TensorDataset>(TensorDataset({{"x", table().x}, {"y", table().y}}));
 }
 
-Contestant ours(const std::string& name, std::shared_ptr<Dataset> dataset, bool assist, int prefetch_factor = 8,
+Contestant ours(const std::string& name, std::shared_ptr<Dataset> dataset, int prefetch_factor = 8,
                 int64_t batch_size = kBatch) {
   std::shared_ptr<Prefetcher> loader = Prefetcher::create(dataset, RandomSampler(dataset->size(), {.seed = 7}),
                                                           {.batch_size = batch_size,
                                                            .num_workers = kWorkers,
                                                            .prefetch_factor = prefetch_factor,
-                                                           .persistent_workers = true,
-                                                           .consumer_assist = assist})
+                                                           .persistent_workers = true})
                                            .value();
   return {name, [loader](double duration) {
             return bench::rate(duration, [&] {
@@ -152,26 +151,23 @@ Contestant ours(const std::string& name, std::shared_ptr<Dataset> dataset, bool 
           }};
 }
 
+// "assist", an option of earlier versions, stays in the names: results are compared by name.
 void BM_Rows(benchmark::State& state) {
   at::set_num_threads(1);
-  bench::run_rounds(state, {ours("batches", rows(), state.range(0) != 0, state.range(1)),
+  bench::run_rounds(state, {ours("batches", rows(), state.range(1)),
                             {"memcpy", Floor(false)},
                             {"prefetched_memcpy", Floor(true)},
                             torch_loader("torch_get_batch", TorchRows())});
 }
 BENCHMARK(BM_Rows)
     ->ArgNames({"assist", "prefetch_factor"})
-    ->Args({0, 2})
-    ->Args({0, 8})
-    ->Args({0, 16})
-    ->Args({1, 4})
-    ->Args({1, 8})
+    ->ArgsProduct({{0}, {2, 8, 16}})
     ->UseManualTime()
     ->Iterations(10);
 
 void BM_RowByRow(benchmark::State& state) {
   at::set_num_threads(1);
-  bench::run_rounds(state, {ours("batches", std::make_shared<RowByRow>(), false), ours("batch_path", rows(), false),
+  bench::run_rounds(state, {ours("batches", std::make_shared<RowByRow>()), ours("batch_path", rows()),
                             torch_loader("torch_get", TorchRow().map(torch::data::transforms::Stack<>()))});
 }
 BENCHMARK(BM_RowByRow)->UseManualTime()->Iterations(10);
@@ -240,8 +236,7 @@ class WindowFloor {
 
 void BM_TokenWindows(benchmark::State& state) {
   at::set_num_threads(1);
-  auto ours_in_tokens =
-      ours("batches", std::make_shared<TokenWindows>(), state.range(0) != 0, state.range(1), kWindows);
+  auto ours_in_tokens = ours("batches", std::make_shared<TokenWindows>(), state.range(1), kWindows);
   bench::run_rounds(
       state, {{"tokens", [=](double duration) { return ours_in_tokens.rate(duration) * kWindows * (kWindow - 1); }},
               {"memory", WindowFloor(false)},
@@ -249,7 +244,7 @@ void BM_TokenWindows(benchmark::State& state) {
 }
 BENCHMARK(BM_TokenWindows)
     ->ArgNames({"assist", "prefetch_factor"})
-    ->ArgsProduct({{0, 1}, {16, 32, 64}})
+    ->ArgsProduct({{0}, {16, 32, 64}})
     ->UseManualTime()
     ->Iterations(10);
 

@@ -21,8 +21,7 @@ void draw(benchmark::State& state, const Interactions& data, int workers) {
                                     .num_workers = workers,
                                     .prefetch_factor = workers > 0 ? 16 : 2,
                                     .persistent_workers = true,
-                                    .drop_last = true,
-                                    .consumer_assist = workers > 0})
+                                    .drop_last = true})
                     .value();
   const auto piece = [&] {
     const auto batch = loader->next().value();
@@ -34,7 +33,7 @@ void draw(benchmark::State& state, const Interactions& data, int workers) {
 void BM_Triplets(benchmark::State& state) {
   draw(state, bench::movielens_sized(1'000'000), static_cast<int>(state.range(0)));
 }
-BENCHMARK(BM_Triplets)->ArgName("workers")->Arg(0)->Arg(1)->UseManualTime()->Iterations(5);
+BENCHMARK(BM_Triplets)->ArgName("workers")->Arg(0)->Arg(2)->UseManualTime()->Iterations(5);
 
 void BM_TripletsMovieLens(benchmark::State& state) {
   const char* folder = std::getenv("TRAINKIT_TEST_DATA");
@@ -45,7 +44,7 @@ void BM_TripletsMovieLens(benchmark::State& state) {
   }
   draw(state, filter_ratings(*ratings).value(), static_cast<int>(state.range(0)));
 }
-BENCHMARK(BM_TripletsMovieLens)->ArgName("workers")->Arg(0)->Arg(1)->UseManualTime()->Iterations(5);
+BENCHMARK(BM_TripletsMovieLens)->ArgName("workers")->Arg(0)->Arg(2)->UseManualTime()->Iterations(5);
 
 }  // namespace
 }  // namespace trainkit::rec

@@ -2,13 +2,18 @@
 /// The results in a trainer's run folder, for comparison with another run.
 
 #include <algorithm>
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <iostream>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "program.h"
+#include "temp_dir.h"
 #include "trainkit/logging/sinks.h"
 
 namespace trainkit::test {
@@ -24,6 +29,32 @@ inline Ended run_to_end(const std::string& name, const std::vector<std::string>&
   Program program(name, flags, folder);
   const int code = program.wait();
   return {code, program.output(), program.errors()};
+}
+
+/// Stops a run in `dir`/run, which would take for ever, by SIGTERM: exit code 143 and no scores. Resumes it: it refuses
+/// `changed`, a flag and its value, and ends with the same file `split`.
+inline void check_stop(const std::string& program, const std::vector<std::string>& flags, const TempDir& dir,
+                       const std::string& split, const std::vector<std::string>& changed) {
+  const std::string folder = dir.path().string(), run = dir / "run";
+  Program stopped(program, flags, folder);
+  while (read_text(run + "/metrics.jsonl").empty()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  stopped.kill(SIGTERM);
+  REQUIRE(stopped.wait() == 143);
+  CHECK(stopped.output().find("--resume latest") != std::string::npos);
+  CHECK_FALSE(std::filesystem::exists(run + "/results/scores.json"));
+  const std::string before = read_text(run + "/" + split);
+  const auto resume = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"--output_dir", run, "--resume", "latest"});
+    return run_to_end(program, more, folder);
+  };
+  const Ended refused = resume(changed);
+  CHECK(refused.code == 2);
+  CHECK_THAT(refused.errors, Catch::Contains(changed[0] + ": cannot change when a run is continued"));
+  const Ended resumed = resume({"--max_steps", "1"});
+  INFO(resumed.errors);
+  REQUIRE(resumed.code == 0);
+  CHECK(read_text(run + "/" + split) == before);
+  CHECK(std::filesystem::exists(run + "/results/scores.json"));
 }
 
 /// Logged values of each split without times: the loss, or the overall accuracy of a test.

@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "arrays/mat_bytes.h"
+#include "matlab73/write_mat73.h"
 #include "test_util.h"
 #include "trainkit/arrays/mat.h"
 
@@ -99,9 +100,8 @@ TEST_CASE("Layouts that MATLAB and others write are read", "[io][mat]") {
 
 TEST_CASE("A truncated file of version 7.3 is a named error at every tested length", "[io][mat]") {
   const test::TempDir folder;
-  REQUIRE(
-      write_mat(folder / "f.mat", Variables{{"x", torch::rand({40, 50})}, {"y", torch::ones({3, 3})}}, MatVersion::k73)
-          .ok());
+  const Variables variables = {{"x", torch::rand({40, 50})}, {"y", torch::ones({3, 3})}};
+  REQUIRE(test::write_mat73(folder / "f.mat", variables).ok());
   const std::string bytes = read_bytes(folder / "f.mat");
   for (size_t length = 0; length < bytes.size(); length += length < 700 ? 1 : 37) {
     CAPTURE(length, bytes.size());
@@ -220,7 +220,7 @@ TEST_CASE("A chunk that inflates beyond its size is refused before HDF5 inflates
 TEST_CASE("A chunk shorter than its dataset needs is refused, even if no filter is declared", "[io][mat]") {
   const test::TempDir folder;
   const std::string path = folder / "f.mat";
-  REQUIRE(write_mat(path, Variables{{"x", at::ones({3, 4}, at::kByte)}}, MatVersion::k73).ok());
+  REQUIRE(test::write_mat73(path, Variables{{"x", at::ones({3, 4}, at::kByte)}}).ok());
   std::string bytes = read_bytes(path);
   const size_t kind = bytes.find("deflate") - 24;  // of the object header message that lists the filters
   REQUIRE(bytes[kind] == 0x0b);
@@ -234,7 +234,7 @@ TEST_CASE("A chunk shorter than its dataset needs is refused, even if no filter 
 TEST_CASE("An address near the maximum is refused", "[io][mat]") {
   const test::TempDir folder;
   const std::string path = folder / "f.mat";
-  REQUIRE(write_mat(path, Variables{{"x", at::ones({3, 4}, at::kByte)}}, MatVersion::k73).ok());
+  REQUIRE(test::write_mat73(path, Variables{{"x", at::ones({3, 4}, at::kByte)}}).ok());
   const std::string whole = read_bytes(path);
   // Changes in turn every eight bytes of the first kilobytes that may be an address; the symbol table is there.
   for (size_t at = 512; at + 8 <= std::min<size_t>(whole.size(), 2560); at += 8) {

@@ -15,7 +15,7 @@ namespace {
 /// Runs the program with a file that contains the text.
 absl::Status start_with(const TempDir& folder, const std::string& name, const std::string& text,
                         std::vector<std::string> flags = {}) {
-  Program program;
+  TrainerFlags program;
   flags.insert(flags.begin(), {"--config", write(folder / name, text)});
   return program.start(flags);
 }
@@ -257,7 +257,7 @@ TEST_CASE("Nothing in a file is expanded: a variable of the environment is text"
   for (const std::string text : {"${TRAINKIT_TEST_VARIABLE}", "$TRAINKIT_TEST_VARIABLE", "${TRAINKIT_TEST_VARIABLE",
                                  "${UNSET_VARIABLE}", "~/data", "`id`", "$(id)"}) {
     for (const bool json : {false, true}) {
-      Program program;
+      TrainerFlags program;
       const std::string file = json ? write(folder / "run.json", "{\"data_dir\": \"" + text + "\"}")
                                     : write(folder / "run.yaml", "data_dir: \"" + text + "\"\n");
       REQUIRE(program.start({"--config", file}).ok());
@@ -280,14 +280,14 @@ TEST_CASE("A required setting that is missing from a file is reported with the f
 TEST_CASE("An unreadable file ends with exit code 3", "[config][config_file]") {
   if (geteuid() == 0) {
     // Root can read everything; a file that fails during reading is the closest case.
-    Program program;
+    TrainerFlags program;
     check_error(program.start({"--config", "/proc/self/mem"}), ExitCode::kConfig, "config.file");
     return;
   }
   const TempDir folder;
   write(folder / "run.yaml", "lr: 1\n");
   std::filesystem::permissions(folder / "run.yaml", std::filesystem::perms::none);
-  Program program;
+  TrainerFlags program;
   check_error(program.start({"--config", folder / "run.yaml"}), ExitCode::kConfig, "config.file");
 }
 
@@ -359,7 +359,7 @@ TEST_CASE("Hostile files end within seconds and little memory", "[config][config
     reset_peak_rss();
     const int64_t rss = peak_rss_bytes();
     const clock_t begin = clock();
-    Program program;
+    TrainerFlags program;
     const absl::Status status = program.start({"--config", folder / name});
     const double cpu_seconds = double(clock() - begin) / CLOCKS_PER_SEC;
     CHECK(exit_code(status) == ExitCode::kConfig);

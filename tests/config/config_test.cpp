@@ -15,7 +15,7 @@ TEST_CASE("A value comes from the source of highest precedence (flags, file, pre
           "[config][config]") {
   const TempDir folder;
   const std::string file = write(folder / "run.yaml", "preset: small_gpu\nhidden_dim: 64\nlr: 1e-2\n");
-  Program program;
+  TrainerFlags program;
   const absl::Status status = program.start({"--config", file, "--lr", "0.5"});
   INFO(error_text(status));
   REQUIRE(status.ok());
@@ -45,36 +45,36 @@ TEST_CASE("A value comes from the source of highest precedence (flags, file, pre
 
 TEST_CASE("A preset given by flag takes precedence over the file's", "[config][config]") {
   const TempDir folder;
-  Program program;
+  TrainerFlags program;
   REQUIRE(program.start({"--config", write(folder / "run.yaml", "preset: small_gpu\n"), "--preset=large_gpu"}).ok());
   CHECK(program.hidden_dim == 512);
 }
 
 TEST_CASE("An overridden value is still checked", "[config][config]") {
   const TempDir folder;
-  Program program;
+  TrainerFlags program;
   const std::string file = write(folder / "run.yaml", "lr: fast\n");
   check_error(program.start({"--config", file, "--lr", "0.5"}), ExitCode::kConfig, "config.type");
 }
 
 TEST_CASE("print_config is enabled by its flag only", "[config][config]") {
-  Program program;
+  TrainerFlags program;
   CHECK(program.parser.parse({"--print-config", "--epochs", "3"}).value() == Request::kPrintConfig);
-  Program other;
+  TrainerFlags other;
   CHECK(other.parser.parse({"--epochs", "3"}).value() == Request::kRun);
   CHECK(other.parser.text(Request::kRun).empty());
 }
 
 TEST_CASE("A trainer's resolved configuration reproduces the run", "[config][config]") {
   const TempDir folder;
-  Program first;
+  TrainerFlags first;
   REQUIRE(first
               .start({"--preset", "small_gpu", "--lr", "3e-5", "--data_dir", "data", "--resume", "latest", "--max_time",
                       "2h", "--precision", "bf16", "--n_heads", "4", "--use_wandb", "--vocab", "v o/c: #ab.json"})
               .ok());
   const std::string text = first.parser.to_yaml();
   CHECK_THAT(text, !Catch::Contains("\nconfig:") && !Catch::Contains("\npreset:") && !Catch::Contains("print_config"));
-  Program second;
+  TrainerFlags second;
   const absl::Status status = second.start({"--config", write(folder / "config.yaml", text)});
   INFO(text << error_text(status));
   REQUIRE(second.parser.is_given("lr"));
@@ -97,7 +97,7 @@ TEST_CASE("A relative path in a file starts at the file's folder, one in a flag 
   std::filesystem::create_directories(folder / "configs");
   const std::string file = write(folder / "configs/run.yaml",
                                  "data_dir: ../data\ninput: /abs/text.txt\nresume: latest\noutput_dir: out/x\n");
-  Program program;
+  TrainerFlags program;
   program.parser.parse({"--config", file, "--vocab", "v.json"}).value();
   CHECK(program.run.data_dir == folder / "data");
   CHECK(program.input == "/abs/text.txt");
@@ -131,7 +131,7 @@ TEST_CASE("A path through a link is used and printed as the file that it names",
   std::filesystem::create_directories(folder / "here");
   std::filesystem::create_directory_symlink(folder / "there/data", folder / "here/link");
   const std::string path = folder / "here/link/../x.csv";  // there/x.csv, which differs from the text of the path
-  Program flag, file;
+  TrainerFlags flag, file;
   flag.parser.parse({"--data_dir", path}).value();
   CHECK_THAT(flag.parser.to_yaml(), Catch::Contains("data_dir: " + path));
   file.parser.parse({"--config", write(folder / "here/run.yaml", "data_dir: link/../x.csv\n")}).value();
@@ -142,7 +142,7 @@ TEST_CASE("A path through a link is used and printed as the file that it names",
 TEST_CASE("An unsupported setting is refused unless it has the default value", "[config][config]") {
   const TempDir folder;
   const auto start = [&](std::vector<std::string> flags) {
-    Program program;
+    TrainerFlags program;
     program.parser.refuse("monitor", "comes with a later release");
     program.parser.refuse("init_from", "comes with a later release");
     return program.start(flags);
@@ -154,7 +154,7 @@ TEST_CASE("An unsupported setting is refused unless it has the default value", "
   check_error(start({"--init_from", "w.pt"}), ExitCode::kUsage, "cli.unsupported");
   check_error(start({"--config", write(folder / "other.yaml", "monitor: true\n")}), ExitCode::kConfig,
               "config.unsupported");
-  Program program;
+  TrainerFlags program;
   program.parser.refuse("monitor", "comes with a later release");
   const std::string help = std::regex_replace(program.parser.help(), std::regex("\\s+"), " ");  // ignores line breaks
   CHECK_THAT(help, Catch::Contains("not supported: comes with a later release"));

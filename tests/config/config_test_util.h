@@ -11,7 +11,7 @@
 namespace trainkit::test {
 
 /// The shared flags and those of a Transformer trainer, by default on a machine with two cores and no GPU.
-struct Program {
+struct TrainerFlags {
   RunOptions run{.output_dir = "runs/transformer", .epochs = 100, .batch_size = {16}, .lr = 3e-4};
   std::string input;
   std::string vocab, merges;
@@ -24,7 +24,7 @@ struct Program {
   MachineInfo machine{.cuda_devices = 0, .cpus = 2};
   ConfigParser parser{{.name = "trainkit-transformer", .version = "0.1.0", .description = "Trains a Transformer."}};
 
-  Program() {
+  TrainerFlags() {
     add_run_flags(parser, run);
     const auto model = [](OptionSpec spec) { return spec.group = "Model", spec; };
     parser.add("hidden_dim", &hidden_dim, model({.help = "Width.", .min = 1, .max = 65536}));
@@ -53,7 +53,7 @@ struct Program {
 
 /// The checks of a run with this --output_dir.
 inline absl::Status start_in(const std::string& output_dir, std::vector<std::string> flags = {}) {
-  Program program;
+  TrainerFlags program;
   flags.push_back("--output_dir=" + output_dir);
   return program.start(flags);
 }

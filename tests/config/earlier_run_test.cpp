@@ -72,7 +72,7 @@ TEST_CASE("A folder that contains a checkpoint is refused without --resume or --
   check_error(start_in(run, {"--dry_run"}), ExitCode::kUsage, "cli.value");
   CHECK_THAT(error_text(start_in(run)), Catch::Contains("--output_dir: contains checkpoints of an earlier run"));
   const std::string file = write(folder / "run.yaml", "output_dir: run\n");
-  Program program;
+  TrainerFlags program;
   check_error(program.start({"--config", file}), ExitCode::kConfig, "config.value");
   CHECK(start_in(run, {"--resume", "latest"}).ok());
   CHECK(fs::exists(run + "/checkpoints/step-00000040/manifest.json"));
@@ -130,7 +130,7 @@ TEST_CASE("A new run refuses each file that it would replace, with and without -
     fs::create_directories(fs::path(run + "/" + name).parent_path());
     write(run + "/" + name, "{\"mine\": 1}");
     for (const bool overwrite : {false, true}) {
-      Program program;
+      TrainerFlags program;
       program.run.overwrite = overwrite;
       program.run.output_dir = run;
       CAPTURE(name, overwrite);
@@ -143,7 +143,7 @@ TEST_CASE("A new run refuses each file that it would replace, with and without -
     // A link is not followed either.
     fs::rename(run + "/" + name, folder / "target");
     fs::create_symlink(folder / "target", run + "/" + name);
-    Program program;
+    TrainerFlags program;
     program.run.output_dir = run;
     CHECK(id_of(prepare_output_dir(program.parser, program.run, {"tokenizer.json"})) == "storage.foreign");
   }
@@ -246,7 +246,7 @@ TEST_CASE("--overwrite removes the earlier run and nothing else", "[config][earl
   }
   for (const char* name : {"notes.txt", "checkpoints/best.txt"}) write(run + "/" + name, "mine");
   const auto before = files_in(run);
-  Program program;
+  TrainerFlags program;
   REQUIRE(program.start({"--output_dir=" + run, "--overwrite"}).ok());
   CHECK(files_in(run) == before);  // until the new run begins
   {
@@ -283,7 +283,7 @@ TEST_CASE("A dry run writes nothing", "[config][earlier_run]") {
   make_checkpoint(folder / "old");
   CHECK(start_in(folder / "new", {"--dry_run"}).ok());
   CHECK_FALSE(fs::exists(folder / "new"));
-  Program program;
+  TrainerFlags program;
   CHECK(program.start({"--output_dir=" + (folder / "old"), "--dry_run", "--overwrite"}).ok());
   CHECK(fs::exists(folder / "old/checkpoints/step-00000040"));
 }

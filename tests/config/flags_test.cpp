@@ -156,7 +156,7 @@ TEST_CASE("A bad command line ends with exit code 2 and one line that names the 
     std::string shown;
     for (const std::string& argument : line.arguments) shown.append(" ").append(escape_text(argument, 60));
     SECTION("program" + shown) {
-      Program program;
+      TrainerFlags program;
       const absl::Status status = program.start(line.arguments);
       check_error(status, ExitCode::kUsage, line.id);
       for (const std::string& part : line.text) CHECK_THAT(error_text(status), Catch::Contains(part));
@@ -167,14 +167,14 @@ TEST_CASE("A bad command line ends with exit code 2 and one line that names the 
 TEST_CASE("Ten thousand flags are refused at the first duplicate", "[config][flags]") {
   std::vector<std::string> arguments;
   for (int i = 0; i < 10000; ++i) arguments.push_back("--seed=" + std::to_string(i));
-  Program program;
+  TrainerFlags program;
   check_error(program.start(arguments), ExitCode::kUsage, "cli.duplicate");
 }
 
 TEST_CASE("Ten thousand unknown flags are refused at the first", "[config][flags]") {
   std::vector<std::string> arguments;
   for (int i = 0; i < 10000; ++i) arguments.push_back("--flag" + std::to_string(i));
-  Program program;
+  TrainerFlags program;
   const absl::Status status = program.start(arguments);
   check_error(status, ExitCode::kUsage, "cli.unknown");
   CHECK_THAT(error_line(status), Catch::Contains("--flag0: no such flag"));
@@ -183,7 +183,7 @@ TEST_CASE("Ten thousand unknown flags are refused at the first", "[config][flags
 TEST_CASE("A configuration file that cannot be read ends with exit code 3", "[config][flags]") {
   const TempDir folder;
   const auto refused = [](const std::string& path, const std::string& text) {
-    Program program;
+    TrainerFlags program;
     const absl::Status status = program.start({"--config", path});
     check_error(status, ExitCode::kConfig, "config.file");
     CHECK_THAT(error_text(status), Catch::Contains(text));
@@ -203,7 +203,7 @@ TEST_CASE("Every spelling of a flag gives the same value", "[config][flags]") {
   const std::vector<std::vector<std::string>> spellings = {
       {"--max_epochs", "7"}, {"--max-epochs", "7"}, {"--epochs=7"}, {"--epoch", "7"}, {"--max-epochs=7"}};
   for (const auto& arguments : spellings) {
-    Program program;
+    TrainerFlags program;
     REQUIRE(program.start(arguments).ok());
     CHECK(program.run.epochs == 7);
     CHECK(program.parser.is_given("epochs"));
@@ -213,7 +213,7 @@ TEST_CASE("Every spelling of a flag gives the same value", "[config][flags]") {
 }
 
 TEST_CASE("Unusual but valid values are accepted", "[config][flags]") {
-  Program program;
+  TrainerFlags program;
   const absl::Status status = program.start({"--seed",
                                              "18446744073709551615",
                                              "--lr=5E-1",
@@ -255,7 +255,7 @@ TEST_CASE("Numbers do not depend on the locale", "[config][flags]") {
   const char* before = setlocale(LC_ALL, nullptr);
   const std::string saved = before ? before : "C";
   setlocale(LC_ALL, "de_DE.UTF-8");
-  Program program;
+  TrainerFlags program;
   CHECK(program.start({"--lr", "0.25"}).ok());
   CHECK(program.run.lr == 0.25);
   CHECK_THAT(program.parser.to_yaml(), Catch::Contains("lr: 0.25"));
@@ -264,18 +264,18 @@ TEST_CASE("Numbers do not depend on the locale", "[config][flags]") {
 
 TEST_CASE("--help and --version take precedence over every error", "[config][flags]") {
   for (const char* flag : {"--help", "-h"}) {
-    Program program;
+    TrainerFlags program;
     const auto request = program.parser.parse({"--no-such-flag", flag});
     REQUIRE(request.ok());
     CHECK(*request == Request::kHelp);
   }
-  Program program;
+  TrainerFlags program;
   CHECK(program.parser.parse({"--lr", "x", "--version"}).value() == Request::kVersion);
   CHECK(program.parser.text(Request::kVersion) == "trainkit-transformer 0.1.0\n");
 }
 
 TEST_CASE("Help names every flag with its group, default, aliases and presets", "[config][flags]") {
-  Program program;
+  TrainerFlags program;
   const EnvironmentVariable terminal("COLUMNS", "110");
   const std::string help = program.parser.help();
   for (const char* part : {"Usage: trainkit-transformer",

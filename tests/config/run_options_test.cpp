@@ -7,7 +7,7 @@ using namespace trainkit;
 using namespace trainkit::test;
 
 TEST_CASE("Defaults of the shared flags are the trainers'", "[config][run_options]") {
-  Program program;
+  TrainerFlags program;
   REQUIRE(program.start({}).ok());
   const RunOptions& run = program.run;
   CHECK(run.prefetch_factor.is_auto());
@@ -87,7 +87,7 @@ TEST_CASE("Every shared flag of the design exists", "[config][run_options]") {
                            "dist_shared_memory",
                            "grad_compression"}) {
     INFO(name);
-    Program program;
+    TrainerFlags program;
     CHECK(program.parser.source(name) == "default");
   }
 }
@@ -103,7 +103,7 @@ TEST_CASE("The guide's command lines are accepted unchanged", "[config][run_opti
            {"--batch-size", "32", "--hidden-dim", "512", "--n-layers", "6"},
            {"--batch_size", "16", "--epochs", "150", "--num_workers", "8", "--scheduler", "plateau", "--patience", "10",
             "--factor", "0.5", "--parallel", "1", "--auto_scale_lr"}}) {
-    Program program;
+    TrainerFlags program;
     const absl::Status status = program.start(line);
     INFO(error_text(status));
     CHECK(status.ok());
@@ -112,7 +112,7 @@ TEST_CASE("The guide's command lines are accepted unchanged", "[config][run_opti
 
 TEST_CASE("auto selects the first GPU if there is one", "[config][run_options]") {
   const auto resolve = [](const char* device, int gpus) {
-    Program program;
+    TrainerFlags program;
     program.run.device = device;
     return resolve_device(program.parser, program.run, {.cuda_devices = gpus});
   };
@@ -135,7 +135,7 @@ TEST_CASE("Mixed precision is fp16 on a GPU and bf16 on a CPU, and --precision o
   CHECK(resolve_precision({.precision = "bf16"}, gpu) == c10::kBFloat16);
   CHECK(resolve_precision({.precision = "fp16"}, gpu) == c10::kHalf);
   // A default that the program chose by device does not conflict with a user's value.
-  Program program;
+  TrainerFlags program;
   program.machine.cuda_devices = 1;
   REQUIRE(program.start({"--precision", "fp32"}).ok());
   program.parser.set_defaults({{"mixed_precision", "true"}}, "cuda");
@@ -172,7 +172,7 @@ TEST_CASE("Automatic workers count the devices in use, not the visible GPUs", "[
                                                              {{"--parallel", "2"}, 4},
                                                              {{"--device", "cpu", "--parallel", "3"}, 6},
                                                              {{"--use_multi_gpu"}, 8}}) {
-    Program program;
+    TrainerFlags program;
     REQUIRE(program.parser.parse(flags).ok());
     const DevicePlan plan = resolve_devices(program.parser, program.run, eight_gpus).value();
     CHECK(resolve_num_workers(program.run, plan, eight_gpus) == expected);
@@ -190,7 +190,7 @@ namespace {
 
 /// "dp 2: cpu cpu" for the flags, or the text of the error.
 std::string devices_of(const std::vector<std::string>& flags, const MachineInfo& machine) {
-  Program program;
+  TrainerFlags program;
   if (const auto request = program.parser.parse(flags); !request.ok()) return error_line(request.status());
   const auto plan = resolve_devices(program.parser, program.run, machine);
   if (!plan.ok()) return error_line(plan.status());
@@ -261,7 +261,7 @@ TEST_CASE("Missing devices, and flags that conflict with each other or the launc
 
 TEST_CASE("A global batch sets the batch per device and the accumulation", "[config][run_options]") {
   const auto plan = [](std::vector<std::string> flags, int64_t replicas, int64_t global = 0) -> std::vector<int64_t> {
-    Program program;
+    TrainerFlags program;
     REQUIRE(program.parser.parse(flags).ok());
     const auto batch = resolve_batch(program.parser, program.run, replicas, global);
     if (!batch.ok()) return {-static_cast<int64_t>(exit_code(batch.status()))};
@@ -290,7 +290,7 @@ TEST_CASE("--auto_scale_lr multiplies the learning rate by the number of devices
 }
 
 TEST_CASE("--no-use_multi_gpu disables gpu_ids", "[config][run_options]") {
-  Program program;
+  TrainerFlags program;
   CHECK(program.start({"--gpu_ids", "0", "1", "--no-use_multi_gpu"}).ok());
 }
 

@@ -2,11 +2,8 @@
 
 #include <torch/torch.h>
 
-#include <thread>
-
 #include "compare.h"
-#include "distributed/launch_of.h"
-#include "free_port.h"
+#include "distributed/rank_threads.h"
 #include "oracle.h"
 #include "run.h"
 #include "temp_dir.h"
@@ -16,19 +13,17 @@ namespace {
 
 /// Runs a program on `count` ranks, each a thread of this process.
 std::vector<Record> run_on_ranks(const Spec& spec, int64_t count, Sharding sharding) {
-  const int port = test::free_port();
   std::vector<Record> records(static_cast<size_t>(count));
-  std::vector<std::thread> threads;
-  for (int64_t rank = 0; rank < count; ++rank) {
-    threads.emplace_back([&, rank] {
-      at::set_num_threads(1);
-      auto group = ProcessGroup::create(test::launch_of(rank, count, port), {.timeout = std::chrono::seconds(10)});
-      Record& record = records[static_cast<size_t>(rank)];
-      if (!group.ok()) return put(record, "error/" + std::string(group.status().message()), 1);
-      record = run_program(spec, {.group = std::move(*group), .sharding = sharding});
-    });
+  const auto run = [&](ProcessGroup& group) {
+    at::set_num_threads(1);
+    records[static_cast<size_t>(group.rank())] =
+        run_program(spec, {.group = std::shared_ptr<ProcessGroup>(&group, [](ProcessGroup*) {}), .sharding = sharding});
+    return absl::OkStatus();
+  };
+  const auto texts = test::on_ranks(count, run, {.timeout = std::chrono::seconds(10)});
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    if (texts[rank] != "ok") put(records[rank], "error/" + texts[rank], 1);
   }
-  for (std::thread& thread : threads) thread.join();
   return records;
 }
 

@@ -6,8 +6,8 @@
 #include <thread>
 #include <vector>
 
+#include "free_port.h"
 #include "launch_of.h"
-#include "ranks.h"
 #include "trainkit/core/error.h"
 #include "trainkit/distributed/process_group.h"
 

@@ -10,21 +10,24 @@
 
 namespace trainkit::fuzz {
 
-inline std::vector<std::string> mat_seeds(MatVersion version) {
+/// Writes a file of one of the versions: write_mat or test::write_mat73.
+using WriteMat = decltype(write_mat);
+
+inline std::vector<std::string> mat_seeds(WriteMat* write) {
   using Variables = std::vector<std::pair<std::string, at::Tensor>>;
   const Variables scene = {{"cube", at::arange(24, at::kShort).view({2, 3, 4})},
                            {"truth", at::ones({2, 3}, at::kByte)}};
   std::vector<std::string> files;
   for (const Variables& variables :
        {scene, Variables{{"x", at::ones({1, 2}, at::kBool)}}, Variables{{"y", at::zeros({2})}}}) {
-    require(write_mat(folder() + "/seed.mat", variables, version).ok(), "a seed");
+    require(write(folder() + "/seed.mat", variables).ok(), "a seed");
     files.push_back(read_bytes(folder() + "/seed.mat"));
   }
   return files;
 }
 
 /// Reads any file; an accepted file gives the same when written and read again.
-inline void check_mat(const std::string& path, MatVersion version) {
+inline void check_mat(const std::string& path, WriteMat* write) {
   const auto file = MatFile::open(path, {.max_variable_bytes = 16 << 20});
   if (!file.ok()) return require_named(file.status(), {"data."});
   for (const MatVariable& variable : file->variables()) {
@@ -39,8 +42,7 @@ inline void check_mat(const std::string& path, MatVersion version) {
     if (tensor->numel() == 0 || tensor->nbytes() > 1 << 16 || (last.defined() && same_bits(last, *tensor))) continue;
     last = *tensor;
     const std::string copy = folder() + "/again.mat";
-    const absl::Status saved =
-        write_mat(copy, std::vector<std::pair<std::string, at::Tensor>>{{"again", *tensor}}, version);
+    const absl::Status saved = write(copy, std::vector<std::pair<std::string, at::Tensor>>{{"again", *tensor}});
     require(saved.ok(), "a value that was read can be written: " + saved.ToString());
     const auto again = MatFile::open(copy);
     require(again.ok(), "a written file can be read: " + again.status().ToString());

@@ -5,7 +5,7 @@
 namespace trainkit::fuzz::mat5 {
 
 std::vector<std::string> seeds() {
-  std::vector<std::string> files = mat_seeds(MatVersion::k5);
+  std::vector<std::string> files = mat_seeds(write_mat);
   const test::MatBytes big(true), little(false);
   files.push_back(big.header() + big.array());
   files.push_back(little.header() + little.array() + little.array({.class_number = 4, .name = "text"}));
@@ -14,7 +14,7 @@ std::vector<std::string> seeds() {
 
 int test_one_input(const uint8_t* data, size_t size) {
   static MemoryFile memory;
-  check_mat(memory.write(as_text(data, size)), MatVersion::k5);
+  check_mat(memory.write(as_text(data, size)), write_mat);
   return 0;
 }
 

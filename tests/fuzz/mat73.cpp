@@ -1,13 +1,14 @@
 // A `.mat` file of version 7.3, which HDF5 reads through our driver.
 #include "mat.h"
+#include "matlab73/write_mat73.h"
 
 namespace trainkit::fuzz::mat73 {
 
-std::vector<std::string> seeds() { return mat_seeds(MatVersion::k73); }
+std::vector<std::string> seeds() { return mat_seeds(test::write_mat73); }
 
 int test_one_input(const uint8_t* data, size_t size) {
   static MemoryFile memory;
-  check_mat(memory.write(as_text(data, size)), MatVersion::k73);
+  check_mat(memory.write(as_text(data, size)), test::write_mat73);
   return 0;
 }
 

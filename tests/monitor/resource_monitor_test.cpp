@@ -1,22 +1,16 @@
 #include "monitor/resource_monitor.h"
 
-#include <ctime>
-
 #include "logging/environment_variable.h"
 #include "test_util.h"
 
 using namespace trainkit;
 
-TEST_CASE("Memory and CPU time of this process are measured", "[logging][resource_monitor]") {
-  ResourceMonitor monitor({.nvml = "libdoes-not-exist.so"});
+TEST_CASE("The memory of this process is measured", "[logging][resource_monitor]") {
+  const ResourceMonitor monitor({.nvml = "libdoes-not-exist.so"});
   const int64_t before = monitor.resident_bytes();
   CHECK(before > (4 << 20));
   std::vector<char> block(64 << 20, 1);
   CHECK(monitor.resident_bytes() - before > (60 << 20));
-  while (std::clock() < CLOCKS_PER_SEC / 20) block[static_cast<size_t>(std::clock()) % block.size()] = 1;
-  const double share = monitor.cpu_share();
-  CHECK(share > 0);
-  CHECK(share <= 1);
   CHECK(monitor.gpus().empty());
   CHECK(monitor.gpus_of({0}).empty());
   CHECK(block.back() == 1);

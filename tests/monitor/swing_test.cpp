@@ -1,9 +1,8 @@
-#include "monitor/swing.h"
-
 #include <cmath>
 #include <random>
 #include <vector>
 
+#include "monitor/monitor_series.h"
 #include "test_util.h"
 
 namespace trainkit {

@@ -24,7 +24,7 @@ std::vector<RankEnd> train(const Shape& shape, const TempDir& folder, int64_t wo
                "--rows",   text(shape.rows)};
   job.flags.insert(job.flags.end(), {"--shard", shard});
   if (resume) job.flags.insert(job.flags.end(), {"--resume", "latest"});
-  return Ranks(job, folder.path().string()).wait();
+  return RankJob(job, folder.path().string()).wait();
 }
 
 /// The rows of each micro-batch in the order of the whole epoch: position p of rank r of `world` has index p * world +

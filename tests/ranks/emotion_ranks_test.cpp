@@ -20,7 +20,7 @@ RanksOptions job_of(const EmotionPlace& place, const std::string& name, int64_t 
 
 std::vector<RankEnd> run(const EmotionPlace& place, const std::string& name, int64_t world,
                          const std::vector<std::string>& more, bool sound = true) {
-  return Ranks(job_of(place, name, world, more, sound), place.dir.path().string()).wait();
+  return RankJob(job_of(place, name, world, more, sound), place.dir.path().string()).wait();
 }
 
 std::vector<std::string> with(std::vector<std::string> more, const std::vector<std::string>& flags) {
@@ -99,16 +99,8 @@ TEST_CASE("A run of trainkit-emotion that is killed and resumed has the bits of 
                                             "--num_workers", way.workers, "--ema",       "0.9"};
     require_done(run(place, "whole", way.world, with({"--save_every", "9"}, flags)));
     const std::string expected = checkpoint_bytes(place.dir / "whole", "00000009");
-    {
-      Ranks ranks(job_of(place, "killed", way.world, with({"--save_every", "3"}, flags)), place.dir.path().string());
-      const auto start = std::chrono::steady_clock::now();
-      while (!std::filesystem::exists(place.dir / "killed" + "/checkpoints/latest")) {
-        REQUIRE(std::chrono::steady_clock::now() - start < std::chrono::seconds(60));
-        std::this_thread::sleep_for(std::chrono::milliseconds(2));
-      }
-      ranks[0].kill(SIGKILL);
-      ranks.wait();
-    }
+    RankJob(job_of(place, "killed", way.world, with({"--save_every", "3"}, flags)), place.dir.path().string())
+        .kill_after_checkpoint(place.dir / "killed");
     require_done(run(place, "killed", way.world, with({"--save_every", "9", "--resume", "latest"}, flags)));
     INFO(way.world << " ranks, " << way.workers << " workers");
     CHECK(checkpoint_bytes(place.dir / "killed", "00000009") == expected);

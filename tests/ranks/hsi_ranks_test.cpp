@@ -20,7 +20,7 @@ RanksOptions job_of(const HsiPlace& place, const std::string& name, int64_t worl
 
 std::vector<RankEnd> run(const HsiPlace& place, const std::string& name, int64_t world,
                          const std::vector<std::string>& more) {
-  return Ranks(job_of(place, name, world, more), place.dir.path().string()).wait();
+  return RankJob(job_of(place, name, world, more), place.dir.path().string()).wait();
 }
 
 nlohmann::json scores_of(const HsiPlace& place, const std::string& name) {
@@ -105,16 +105,8 @@ TEST_CASE("A run of trainkit-hsi on several devices that is killed and resumed h
     const std::string expected = checkpoint_bytes(place.dir / "whole", "00000030");
     for (const std::string save_every : {"4", "21"}) {
       const std::string name = "killed" + save_every;
-      {
-        Ranks ranks(job_of(place, name, world, with({"--save_every", save_every})), place.dir.path().string());
-        const auto start = std::chrono::steady_clock::now();
-        while (!std::filesystem::exists(place.dir / name + "/checkpoints/latest")) {
-          REQUIRE(std::chrono::steady_clock::now() - start < std::chrono::seconds(60));
-          std::this_thread::sleep_for(std::chrono::milliseconds(2));
-        }
-        ranks[0].kill(SIGKILL);
-        ranks.wait();
-      }
+      RankJob(job_of(place, name, world, with({"--save_every", save_every})), place.dir.path().string())
+          .kill_after_checkpoint(place.dir / name);
       require_done(run(place, name, world, with({"--save_every", "30", "--resume", "latest"})));
       INFO(world << " ranks, killed after step " << save_every);
       CHECK(checkpoint_bytes(place.dir / name, "00000030") == expected);
@@ -136,7 +128,7 @@ TEST_CASE("Ranks of trainkit-hsi with different settings report the setting", "[
       if (rank == 1) *(std::find(all.begin(), all.end(), flag) + 1) = value;
       return all;
     };
-    const auto ends = Ranks(job, place.dir.path().string()).wait();
+    const auto ends = RankJob(job, place.dir.path().string()).wait();
     INFO(describe(ends));
     for (const RankEnd& end : ends) {
       CHECK(end.code == 8);

@@ -37,7 +37,7 @@ TEST_CASE("A run that is killed under torchrun restarts, resumes and ends with t
     return quoted(place.flags(name, more));
   };
   RanksOptions whole{.world = 2, .flags = place.flags("whole", kRun)};
-  for (const RankEnd& end : Ranks(whole, place.dir.path().string()).wait()) REQUIRE(end.code == 0);
+  for (const RankEnd& end : RankJob(whole, place.dir.path().string()).wait()) REQUIRE(end.code == 0);
 
   // The first attempt loses rank 1 after the first checkpoint; the second resumes from it.
   const std::string latest = place.dir / "run" + "/checkpoints/latest";
@@ -74,7 +74,7 @@ TEST_CASE("Ranks of mpirun train as those of any launcher", "[ranks][launchers]"
   if (std::system("command -v mpirun > /dev/null") != 0) TRAINKIT_SKIP("there is no mpirun (apt install openmpi-bin)");
   const Place place;
   RanksOptions whole{.world = 2, .flags = place.flags("whole", kRun)};
-  for (const RankEnd& end : Ranks(whole, place.dir.path().string()).wait()) REQUIRE(end.code == 0);
+  for (const RankEnd& end : RankJob(whole, place.dir.path().string()).wait()) REQUIRE(end.code == 0);
   const RankEnd end =
       shell(place.dir, "exec mpirun --allow-run-as-root --oversubscribe -np 2 " + std::string(TRAINKIT_BIN_DIR) +
                            "/trainkit-transformer" + quoted(place.flags("run", kRun)));

@@ -27,7 +27,7 @@ TEST_CASE("Ranks that differ all end with exit code 8 and name the field", "[ran
     job.more = [&odd = odd](int64_t rank) {
       return rank == 1 ? std::vector<std::string>{"--odd", odd} : std::vector<std::string>{};
     };
-    const auto ends = Ranks(job, folder.path().string()).wait();
+    const auto ends = RankJob(job, folder.path().string()).wait();
     INFO(odd << "\n" << describe(ends));
     for (const RankEnd& end : ends) {
       CHECK(end.code == 8);

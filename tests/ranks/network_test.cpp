@@ -74,7 +74,7 @@ TEST_CASE("Ranks of two machines with a cut, slow, lossy or missing link end or 
     const TempDir folder;
     const std::vector<std::string> brief = {"--steps", "12", "--save_every", "0", "--eval_every", "0"};
     const std::vector<std::string> endless = {"--steps", "1000000", "--save_every", "0", "--eval_every", "0"};
-    Ranks ranks(job_on(wire, folder, trouble.code == 0 ? brief : endless), folder.path().string());
+    RankJob ranks(job_on(wire, folder, trouble.code == 0 ? brief : endless), folder.path().string());
     const auto start = steady_clock::now();
     while (trouble.code != 0 && read_text(folder / "rows.0").empty()) {
       REQUIRE(steady_clock::now() - start < std::chrono::seconds(60));

@@ -69,12 +69,12 @@ void check_ends(const PeerFault& fault, const std::vector<RankEnd>& ends, const 
 /// Runs the ranks of a job, with more flags, and checks how they end.
 void check_fault(PeerFault fault, const std::vector<std::string>& flags, const TempDir& folder) {
   fault.flags.insert(fault.flags.end(), flags.begin(), flags.end());
-  Ranks ranks(job(fault, folder.path().string()), folder.path().string());
+  RankJob ranks(job(fault, folder.path().string()), folder.path().string());
   check_ends(fault, ranks.wait(), folder);
 }
 
 /// Waits for the end of `survivor`, then ends the stopped rank.
-RankEnd end_of_survivor(Ranks& ranks, int64_t survivor, int64_t stopped) {
+RankEnd end_of_survivor(RankJob& ranks, int64_t survivor, int64_t stopped) {
   RankEnd end;
   const auto started = steady_clock::now();
   while (true) {
@@ -190,7 +190,7 @@ TEST_CASE("A rank that dies or fails while all ranks write a checkpoint ends the
     INFO(fault.what);
     const TempDir folder;
     fault.flags = {"--shard", "optimizer"};
-    const auto ends = Ranks(job(fault, folder.path().string()), folder.path().string()).wait();
+    const auto ends = RankJob(job(fault, folder.path().string()), folder.path().string()).wait();
     check_ends(fault, ends, folder);
     check_checkpoint(folder);
     if (fault.victim_code == 6) {
@@ -209,7 +209,7 @@ TEST_CASE("A rank that is stopped while all ranks write a checkpoint ends the ot
   const PeerFault fault{
       "stopped while it writes", 2, "write:4:stop", "1", kKilled, 8, "", {"--timeout", "2000", "--shard", "optimizer"}};
   const TempDir folder;
-  Ranks ranks(job(fault, folder.path().string()), folder.path().string());
+  RankJob ranks(job(fault, folder.path().string()), folder.path().string());
   const RankEnd end = end_of_survivor(ranks, 0, 1);
   CHECK(end.code == 8);
   CHECK_THAT(end.errors, Catch::Contains("rank 1 lost"));
@@ -245,7 +245,7 @@ TEST_CASE("Ranks without a common file system save through the first one", "[ran
     };
     // The second rank writes only where the ranks have a common file system.
     options.more = [](int64_t) { return std::vector<std::string>{"--at", "write:0:mark", "--victim", "1"}; };
-    const auto ends = Ranks(options, folder.path().string()).wait();
+    const auto ends = RankJob(options, folder.path().string()).wait();
     if (ends[1].code == 99 || ends[1].code == 1) TRAINKIT_SKIP("this user cannot mount a tmpfs");
     require_done(ends);
     CHECK(std::filesystem::exists(folder / "harm") == is_shared);
@@ -262,7 +262,7 @@ TEST_CASE("A rank killed while another number of ranks resumes leaves the checkp
   RanksOptions four{.world = 4, .program = "trainkit-test-rank"};
   four.flags = {"--folder", folder.path().string(), "--shard", "optimizer", "--accum", "1", "--steps", "10", "--batch",
                 "2"};
-  for (const RankEnd& end : Ranks(four, folder.path().string()).wait()) REQUIRE(end.code == 0);
+  for (const RankEnd& end : RankJob(four, folder.path().string()).wait()) REQUIRE(end.code == 0);
   for (const char* at : {"model:0:kill", "forward:0:kill"}) {
     check_fault({at, 2, at, "1", kKilled, 8, "rank 1 lost"},
                 {"--shard", "optimizer", "--accum", "1", "--steps", "20", "--batch", "4", "--resume", "latest"},
@@ -276,7 +276,7 @@ TEST_CASE("A rank that hangs ends the others at the timeout, and they report its
   for (const char* victim : {"1", "0"}) {
     const PeerFault fault{"stopped", 2, "forward:13:stop", victim, kKilled, 8, "", {"--timeout", "2000"}};
     const TempDir folder;
-    Ranks ranks(job(fault, folder.path().string()), folder.path().string());
+    RankJob ranks(job(fault, folder.path().string()), folder.path().string());
     const int64_t stopped = victim[0] - '0';
     const RankEnd end = end_of_survivor(ranks, 1 - stopped, stopped);
     INFO(end.errors);
@@ -291,7 +291,7 @@ TEST_CASE("A rank that hangs ends the others at the timeout, and they report its
 TEST_CASE("The others wait for a rank that pauses for less than the timeout", "[ranks][faults]") {
   const PeerFault fault{"stopped for a second", 2, "forward:13:stop", "1", 0, 0, ""};
   const TempDir folder;
-  Ranks ranks(job(fault, folder.path().string()), folder.path().string());
+  RankJob ranks(job(fault, folder.path().string()), folder.path().string());
   while (!std::filesystem::exists(folder / "harm")) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   std::this_thread::sleep_for(std::chrono::seconds(1));
   ranks[1].kill(SIGCONT);
@@ -301,7 +301,7 @@ TEST_CASE("The others wait for a rank that pauses for less than the timeout", "[
 TEST_CASE("The others wait for a rank that is much slower", "[ranks][faults]") {
   const PeerFault fault{"slow", 2, "forward:0:slow", "1", 0, 0, "", {"--steps", "20"}};
   const TempDir folder;
-  Ranks ranks(job(fault, folder.path().string()), folder.path().string());
+  RankJob ranks(job(fault, folder.path().string()), folder.path().string());
   check_ends(fault, ranks.wait(), folder);
 }
 
@@ -311,7 +311,7 @@ TEST_CASE("Ranks that skip unreadable rows, including whole batches, stay in ste
   RanksOptions options{.world = 2, .program = "trainkit-test-rank"};
   options.flags = {"--folder", folder.path().string(), "--batch", "1", "--accum", "1", "--bad", "35", "--steps",
                    "120",      "--save_every",         "50"};
-  const auto ends = Ranks(options, folder.path().string()).wait();
+  const auto ends = RankJob(options, folder.path().string()).wait();
   INFO(describe(ends));
   for (const RankEnd& end : ends) {
     CHECK(end.code == 0);
@@ -330,7 +330,7 @@ TEST_CASE("A signal to one rank stops all after the same step, with one checkpoi
        {Signal{"forward:13:term", "0", 143}, {"forward:13:term", "3", 143}, {"forward:13:int", "1", 130}}) {
     const PeerFault fault{"signal", 4, at, victim, code, code, ""};
     const TempDir folder;
-    Ranks ranks(job(fault, folder.path().string()), folder.path().string());
+    RankJob ranks(job(fault, folder.path().string()), folder.path().string());
     const auto ends = ranks.wait();
     check_ends(fault, ends, folder);
     for (const RankEnd& end : ends) CHECK_THAT(end.output, Catch::StartsWith("step 8 "));
@@ -342,7 +342,7 @@ TEST_CASE("SIGTERM to every rank stops all after the same step", "[ranks][faults
   const TempDir folder;
   RanksOptions options{.world = 4, .program = "trainkit-test-rank"};
   options.flags = {"--folder", folder.path().string(), "--steps", "1000000"};
-  Ranks ranks(options, folder.path().string());
+  RankJob ranks(options, folder.path().string());
   while (read_text(folder / "rows.3").empty()) std::this_thread::sleep_for(std::chrono::milliseconds(2));
   for (int64_t rank = 0; rank < 4; ++rank) ranks[rank].kill(SIGTERM);
   const auto ends = ranks.wait();
@@ -360,7 +360,7 @@ TEST_CASE("A rank killed before the first collective ends the others, also with 
   const TempDir folder;
   RanksOptions options = job(fault, folder.path().string());
   options.environment = [](int64_t) { return std::vector<std::string>{"TORCH_GLOO_LAZY_INIT=1"}; };
-  Ranks ranks(options, folder.path().string());
+  RankJob ranks(options, folder.path().string());
   check_ends(fault, ranks.wait(), folder);
 }
 
@@ -373,7 +373,7 @@ TEST_CASE("A rank at its limit of open files ends, and so do the others", "[rank
       if (rank == 0) return {};
       return {"/bin/sh", "-c", std::string("ulimit -n ") + limit + "; exec \"$0\" \"$@\""};
     };
-    const auto ends = Ranks(options, folder.path().string()).wait();
+    const auto ends = RankJob(options, folder.path().string()).wait();
     INFO("at most " << limit << " files\n" << describe(ends));
     for (const RankEnd& end : ends) CHECK(end.code != RankEnd::kHung);
     CHECK((ends[0].code == 0) == (ends[1].code == 0));
@@ -383,7 +383,7 @@ TEST_CASE("A rank at its limit of open files ends, and so do the others", "[rank
 TEST_CASE("SIGUSR1 to one rank saves a checkpoint and the run continues", "[ranks][faults]") {
   const PeerFault fault{"SIGUSR1", 2, "forward:13:usr1", "1", 0, 0, "", {"--save_every", "1000"}};
   const TempDir folder;
-  Ranks ranks(job(fault, folder.path().string()), folder.path().string());
+  RankJob ranks(job(fault, folder.path().string()), folder.path().string());
   check_ends(fault, ranks.wait(), folder);
   CHECK(std::filesystem::exists(folder / "run/checkpoints/step-00000008"));
   CHECK(std::filesystem::exists(folder / "run/checkpoints/step-00000040"));

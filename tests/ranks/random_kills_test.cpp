@@ -27,7 +27,7 @@ TEST_CASE("No rank hangs when one is killed or suspended at a random moment", "[
     job.flags = place.flags(name, {"--max_steps", "1000000", "--save_every", "7", "--eval_every", "20",
                                    "--dist_timeout", "8s", "--num_workers", "1"});
     if (i % 4 >= 2) job.flags.push_back("--no-dist_shared_memory");
-    Ranks ranks(job, place.dir.path().string());
+    RankJob ranks(job, place.dir.path().string());
     // Most moments are during training, some during the rendezvous.
     const bool early = i % 10 == 9;
     const auto started = steady_clock::now();

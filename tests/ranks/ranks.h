@@ -52,9 +52,9 @@ struct RankEnd {
   std::string output = {}, errors = {};
 };
 
-class Ranks {
+class RankJob {
  public:
-  Ranks(RanksOptions options, std::string folder) : options_(std::move(options)), folder_(std::move(folder)) {
+  RankJob(RanksOptions options, std::string folder) : options_(std::move(options)), folder_(std::move(folder)) {
     programs_.resize(static_cast<size_t>(options_.world));
     for (int64_t rank = 0; rank < options_.world; ++rank) {
       if (std::find(options_.late.begin(), options_.late.end(), rank) == options_.late.end()) start(rank);
@@ -108,6 +108,17 @@ class Ranks {
       ends[rank].errors = programs_[rank]->errors();
     }
     return ends;
+  }
+
+  /// Kills rank 0 when the run in `folder` has its first checkpoint, and waits until all have ended.
+  void kill_after_checkpoint(const std::string& folder) {
+    const auto start = std::chrono::steady_clock::now();
+    while (!std::filesystem::exists(folder + "/checkpoints/latest")) {
+      REQUIRE(std::chrono::steady_clock::now() - start < std::chrono::seconds(60));
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    programs_[0]->kill(SIGKILL);
+    wait();
   }
 
  private:

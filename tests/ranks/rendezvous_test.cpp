@@ -72,21 +72,21 @@ TEST_CASE("Ranks with different world sizes end with exit code 8", "[ranks][rend
   const TempDir folder;
   auto options = job(folder);
   options.environment = on_rank(1, {"WORLD_SIZE=3", "LOCAL_WORLD_SIZE=3"});
-  check_refused(Ranks(options, folder.path().string()).wait(), "WORLD_SIZE");
+  check_refused(RankJob(options, folder.path().string()).wait(), "WORLD_SIZE");
 }
 
 TEST_CASE("A duplicate rank ends the job with exit code 8", "[ranks][rendezvous]") {
   const TempDir folder;
   auto options = job(folder, 3);
   options.environment = on_rank(2, {"RANK=1", "LOCAL_RANK=1"});
-  check_refused(Ranks(options, folder.path().string()).wait(), "rank 1");
+  check_refused(RankJob(options, folder.path().string()).wait(), "rank 1");
 }
 
 TEST_CASE("A missing rank is reported at the timeout", "[ranks][rendezvous]") {
   const TempDir folder;
   auto options = job(folder, 3);
   options.late = {2};
-  Ranks ranks(options, folder.path().string());
+  RankJob ranks(options, folder.path().string());
   const auto start = steady_clock::now();
   std::vector<int64_t> waiting = {0, 1};
   while (!waiting.empty()) {
@@ -107,12 +107,12 @@ TEST_CASE("An extra rank after the rendezvous is refused and does not disturb th
   const TempDir folder, other;
   auto options = job(folder);
   options.flags = {"--folder", folder.path().string(), "--steps", "60", "--save_every", "0", "--at", "forward:0:slow"};
-  Ranks ranks(options, folder.path().string());
+  RankJob ranks(options, folder.path().string());
   while (read_text(folder / "rows.0").empty()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   auto extra_options = job(other);
   extra_options.master_port = options.master_port;
   extra_options.late = {0};
-  Ranks extra(extra_options, other.path().string());  // claims to be rank 1
+  RankJob extra(extra_options, other.path().string());  // claims to be rank 1
   CHECK(extra[1].wait() == 8);
   CHECK_THAT(extra[1].errors(), Catch::Contains("error[dist."));
   const auto ends = ranks.wait();
@@ -124,7 +124,7 @@ TEST_CASE("Ranks with different rendezvous addresses do not wait for ever", "[ra
   const TempDir folder;
   auto options = job(folder);
   options.environment = on_rank(1, {"MASTER_PORT=" + std::to_string(free_port())});
-  check_refused(Ranks(options, folder.path().string()).wait(), "rank 1 did not join");
+  check_refused(RankJob(options, folder.path().string()).wait(), "rank 1 did not join");
 }
 
 TEST_CASE("A port in use is reported by the rank that needs it", "[ranks][rendezvous]") {
@@ -132,7 +132,7 @@ TEST_CASE("A port in use is reported by the rank that needs it", "[ranks][rendez
   const TempDir folder;
   auto options = job(folder);
   options.master_port = server.port();
-  check_refused(Ranks(options, folder.path().string()).wait(), "MASTER_PORT");
+  check_refused(RankJob(options, folder.path().string()).wait(), "MASTER_PORT");
 }
 
 TEST_CASE("A web server, or nothing, at rank 0's address ends a rank at the timeout", "[ranks][rendezvous]") {
@@ -142,7 +142,7 @@ TEST_CASE("A web server, or nothing, at rank 0's address ends a rank at the time
     auto options = job(folder);
     options.master_port = port;
     options.late = {0};
-    Ranks ranks(options, folder.path().string());
+    RankJob ranks(options, folder.path().string());
     const auto start = steady_clock::now();
     std::optional<int> code;
     while (!(code = ranks[1].poll())) {

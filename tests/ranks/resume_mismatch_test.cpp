@@ -13,7 +13,7 @@ TEST_CASE("Ranks that find different checkpoints to resume from end with exit co
     return place.flags("run", more);
   };
   RanksOptions job{.world = 2, .flags = flags({})};
-  const auto trained = Ranks(job, place.dir.path().string()).wait();
+  const auto trained = RankJob(job, place.dir.path().string()).wait();
   INFO(describe(trained));
   REQUIRE(trained[0].code == 0);
   const std::string run = place.dir / "run", metrics = read_text(run + "/metrics.jsonl");
@@ -21,7 +21,7 @@ TEST_CASE("Ranks that find different checkpoints to resume from end with exit co
   job.more = [&](int64_t rank) {
     return std::vector<std::string>{"--resume", run + "/checkpoints/step-000000" + (rank == 0 ? "20" : "10")};
   };
-  const auto ends = Ranks(job, place.dir.path().string()).wait();
+  const auto ends = RankJob(job, place.dir.path().string()).wait();
   INFO(describe(ends));
   for (const RankEnd& end : ends) {
     CHECK(end.code == 8);
@@ -45,7 +45,7 @@ TEST_CASE("Machines without a shared folder train together, and a resume that la
   };
   const std::vector<std::string> whole = {"--save_every", "10", "--max_steps", "20"};
   job.more = [&](int64_t) { return whole; };
-  const auto trained = Ranks(job, place.dir.path().string()).wait();
+  const auto trained = RankJob(job, place.dir.path().string()).wait();
   INFO(describe(trained));
   for (const RankEnd& end : trained) REQUIRE(end.code == 0);
   CHECK(std::filesystem::exists(place.dir / "machine0/run/checkpoints"));
@@ -54,7 +54,7 @@ TEST_CASE("Machines without a shared folder train together, and a resume that la
   job.master_port = free_port();
   job.flags = {"--output_dir", "run", "--resume", "latest", "--max_steps", "30", "--dist_timeout", "20s"};
   job.more = {};
-  const auto resumed = Ranks(job, place.dir.path().string()).wait();
+  const auto resumed = RankJob(job, place.dir.path().string()).wait();
   INFO(describe(resumed));
   for (const RankEnd& end : resumed) CHECK(end.code != 0);
   CHECK_THAT(resumed[0].errors,

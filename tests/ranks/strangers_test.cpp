@@ -57,7 +57,7 @@ std::string run(const TempDir& folder, bool disturbed) {
       .world = 2,
       .program = "trainkit-test-rank",
       .flags = {"--folder", folder.path().string(), "--steps", "60", "--save_every", "0", "--at", "forward:0:slow"}};
-  Ranks ranks(job, folder.path().string());
+  RankJob ranks(job, folder.path().string());
   while (read_text(folder / "rows.0").empty()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   if (disturbed) {
     std::set<uint16_t> ports = listening_ports(ranks[0].pid());

@@ -17,7 +17,7 @@ RanksOptions job_of(const Place& place, const std::string& name, int64_t world, 
 
 std::vector<RankEnd> run(const Place& place, const std::string& name, int64_t world,
                          const std::vector<std::string>& more) {
-  return Ranks(job_of(place, name, world, more), place.dir.path().string()).wait();
+  return RankJob(job_of(place, name, world, more), place.dir.path().string()).wait();
 }
 
 /// The same with 16 rows per step on any number of devices, and without dropout, whose masks would differ.
@@ -29,7 +29,7 @@ std::vector<RankEnd> run_plain(const Place& place, const std::string& name, int6
   const auto accumulation = std::find(job.flags.begin(), job.flags.end(), "--grad_accum_steps");
   accumulation[0] = "--global_batch_size";
   accumulation[1] = "16";
-  return Ranks(job, place.dir.path().string()).wait();
+  return RankJob(job, place.dir.path().string()).wait();
 }
 
 void check_near(const std::vector<Loss>& a, const std::vector<Loss>& b, double epsilon) {
@@ -47,7 +47,7 @@ TEST_CASE("Warnings about the launcher's environment are in the first lines", "[
   const Place place;
   RanksOptions job = job_of(place, "odd", 2, {"--max_steps", "1"});
   job.environment = [](int64_t) { return std::vector<std::string>{"TORCH_NCCL_ASYNC_ERROR_HANDLING=0"}; };
-  const auto ends = Ranks(job, place.dir.path().string()).wait();
+  const auto ends = RankJob(job, place.dir.path().string()).wait();
   require_done(ends);
   CHECK_THAT(ends[0].output, Catch::Contains("warning: TORCH_NCCL_ASYNC_ERROR_HANDLING=0: NCCL does not notice"));
 }
@@ -101,16 +101,8 @@ TEST_CASE("A run of several devices that is killed and resumed has the bits of a
     const std::string expected = checkpoint_bytes(place.dir / "whole", "00000090");
     for (const std::string save_every : {"7", "25", "71"}) {  // 71 is in the second epoch
       const std::string name = "killed" + save_every;
-      {
-        Ranks ranks(job_of(place, name, world, with({"--save_every", save_every})), place.dir.path().string());
-        const auto start = std::chrono::steady_clock::now();
-        while (!std::filesystem::exists(place.dir / name + "/checkpoints/latest")) {
-          REQUIRE(std::chrono::steady_clock::now() - start < std::chrono::seconds(60));
-          std::this_thread::sleep_for(std::chrono::milliseconds(2));
-        }
-        ranks[0].kill(SIGKILL);
-        ranks.wait();
-      }
+      RankJob(job_of(place, name, world, with({"--save_every", save_every})), place.dir.path().string())
+          .kill_after_checkpoint(place.dir / name);
       require_done(run(place, name, world, with({"--save_every", "90", "--resume", "latest"})));
       INFO(world << " ranks, killed after step " << save_every);
       CHECK(checkpoint_bytes(place.dir / name, "00000090") == expected);
@@ -146,7 +138,7 @@ TEST_CASE("SIGTERM to one rank of the trainer stops all with a checkpoint that v
   for (const int64_t victim : {1, 0}) {
     const Place place;
     RanksOptions job{.world = 2, .flags = place.flags("run", {"--max_steps", "1000000", "--save_every", "1000000"})};
-    Ranks ranks(job, place.dir.path().string());
+    RankJob ranks(job, place.dir.path().string());
     while (read_text(place.dir / "run" + "/metrics.jsonl").empty())
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     ranks[victim].kill(SIGTERM);
@@ -181,7 +173,7 @@ TEST_CASE("A rank that fails before the rendezvous, or because of its own data, 
         }
         return all;
       };
-      const auto ends = Ranks(job, place.dir.path().string()).wait();
+      const auto ends = RankJob(job, place.dir.path().string()).wait();
       INFO(text << ", victim " << victim << "\n" << describe(ends));
       CHECK(ends[static_cast<size_t>(victim)].code == code);
       CHECK(ends[static_cast<size_t>(1 - victim)].code == 8);
@@ -214,7 +206,7 @@ TEST_CASE("Ranks of the trainer that differ report the setting, and no file is w
       return all;
     };
     std::filesystem::create_directories(folder / "run1");  // only rank 0 creates the run folder
-    const auto ends = Ranks(job, place.dir.path().string()).wait();
+    const auto ends = RankJob(job, place.dir.path().string()).wait();
     INFO(describe(ends));
     for (const RankEnd& end : ends) {
       CHECK(end.code == 8);

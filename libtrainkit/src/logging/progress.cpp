@@ -1,3 +1,5 @@
+#include <absl/strings/ascii.h>
+#include <absl/strings/str_split.h>
 #include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -11,11 +13,10 @@
 #include <ctime>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "core/machine/sigpipe.h"
-#include "core/base/format_number.h"
 #include "logging/field_names.h"
-#include "logging/plain_table.h"
 #include "trainkit/core/format.h"
 #include "trainkit/logging/sinks.h"
 
@@ -28,6 +29,74 @@ constexpr double kRedrawSeconds = 0.1;
 constexpr double kRateMemorySeconds = 30;
 constexpr int kMaxBar = 40, kMinBar = 8;
 constexpr size_t kTableRows = 6;  // heading included
+
+using Row = std::vector<std::string>;
+
+/// Number of characters of UTF-8 text.
+size_t width_of(const std::string& text) {
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](unsigned char c) { return (c & 0xc0) != 0x80; }));
+}
+
+bool is_row(const std::string& line) { return line.size() > 1 && line.front() == '|' && line.back() == '|'; }
+
+bool is_rule(const std::string& line) {
+  return is_row(line) && line.find_first_not_of("|-: ") == std::string::npos && line.find('-') != std::string::npos;
+}
+
+Row cells_of(const std::string& line) {
+  Row cells;
+  for (const absl::string_view cell : absl::StrSplit(absl::string_view(line).substr(1, line.size() - 2), '|')) {
+    cells.emplace_back(absl::StripAsciiWhitespace(cell));
+  }
+  return cells;
+}
+
+/// Whether `cell` starts like a number, or is empty.
+bool is_number(const std::string& cell) {
+  return cell.empty() || cell == "-" || cell == "nan" || (cell[0] >= '0' && cell[0] <= '9') ||
+         (cell.size() > 1 && (cell[0] == '-' || cell[0] == '+' || cell[0] == '.') && cell[1] >= '0' && cell[1] <= '9');
+}
+
+std::string columns(const std::vector<Row>& rows) {
+  std::string out;
+  std::vector<size_t> widths(rows.front().size(), 0);
+  std::vector<bool> right(widths.size(), true);
+  for (const Row& row : rows) {
+    for (size_t i = 0; i < std::min(row.size(), widths.size()); ++i) {
+      widths[i] = std::max(widths[i], width_of(row[i]));
+      right[i] = right[i] && i > 0 && (&row == &rows.front() || is_number(row[i]));
+    }
+  }
+  for (const Row& row : rows) {
+    std::string line;
+    for (size_t i = 0; i < std::min(row.size(), widths.size()); ++i) {
+      const std::string space(widths[i] - width_of(row[i]), ' ');
+      line += (i == 0 ? "" : "  ") + (right[i] ? space + row[i] : row[i] + space);
+    }
+    out += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+  }
+  return out;
+}
+
+/// Replaces each Markdown table of `text` by columns aligned with spaces. A column of numbers is right-aligned, except
+/// the first one. Other lines stay as they are.
+std::string align_tables(std::string_view text) {
+  std::string out;
+  const std::vector<std::string> lines = absl::StrSplit(absl::string_view(text.data(), text.size()), '\n');
+  for (size_t i = 0; i < lines.size(); ++i) {
+    if (i + 1 < lines.size() && is_row(lines[i]) && is_rule(lines[i + 1])) {
+      std::vector<Row> rows = {cells_of(lines[i])};
+      for (i += 2; i < lines.size() && is_row(lines[i]); ++i) rows.push_back(cells_of(lines[i]));
+      out += columns(rows);
+      --i;
+      continue;
+    }
+    out += lines[i];
+    if (i + 1 < lines.size()) out += '\n';
+  }
+  return out;
+}
 
 double steady_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -65,7 +134,7 @@ std::string throughput(const LogRecord& record) {
                                                             {fields::kSamplesPerSecond, "samples"}};
   for (const auto& [name, unit] : kRates) {
     if (const double* rate = record.find(name)) {
-      return fmt::format("{} {}/s", detail::format_count(*rate), unit);
+      return fmt::format("{} {}/s", format_count(*rate), unit);
     }
   }
   return "";
@@ -188,8 +257,8 @@ class ConsoleProgress::Impl {
     std::string epoch = fmt::format("epoch {:.2f}", record.epoch);
     if (plan_.total_epochs > 0 && !remaining().by_time) epoch += fmt::format("/{:.4g}", plan_.total_epochs);
     fields.push_back(std::move(epoch));
-    if (const double* loss = record.find(fields::kLoss)) fields.push_back("loss " + detail::format_number(*loss));
-    if (!record.lr.empty()) fields.push_back("lr " + detail::format_setting(record.lr[0]));
+    if (const double* loss = record.find(fields::kLoss)) fields.push_back("loss " + format_number(*loss));
+    if (!record.lr.empty()) fields.push_back("lr " + fmt::format("{:.3g}", record.lr[0]));
     if (std::string rate = throughput(record); !rate.empty()) fields.push_back(std::move(rate));
     if (const double* wait = record.find(fields::kDataWaitFraction); wait && *wait >= 0.1) {
       fields.push_back(fmt::format("data wait {:.0f}%", *wait * 100));
@@ -201,7 +270,7 @@ class ConsoleProgress::Impl {
     std::string line = fmt::format("{} at step {}:", record.split, record.step);
     for (const auto& [name, value] : record.values) {
       const bool is_detail = name.find('.') != name.npos || name.ends_with("_seconds");
-      if (!is_detail) line += fmt::format(" {} {}", name, detail::format_number(value));
+      if (!is_detail) line += fmt::format(" {} {}", name, format_number(value));
     }
     return line;
   }
@@ -272,9 +341,7 @@ ConsoleProgress::~ConsoleProgress() { impl_->close(); }
 
 void ConsoleProgress::begin(const RunPlan& plan) { impl_->begin(plan); }
 void ConsoleProgress::log(const LogRecord& record) { impl_->log(record); }
-void ConsoleProgress::log_text(const LogText& text) {
-  impl_->print(text.tag + ":\n" + detail::align_tables(text.text));
-}
+void ConsoleProgress::log_text(const LogText& text) { impl_->print(text.tag + ":\n" + align_tables(text.text)); }
 void ConsoleProgress::print(std::string_view line) { impl_->print(line); }
 void ConsoleProgress::show_row(std::string_view row) { impl_->show_row(row); }
 void ConsoleProgress::tick(int64_t step) { impl_->tick(step); }

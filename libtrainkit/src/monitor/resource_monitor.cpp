@@ -7,19 +7,10 @@
 
 #include <algorithm>
 #include <array>
-#include <ctime>
 #include <fstream>
-
-#include "trainkit/core/processors.h"
 
 namespace trainkit {
 namespace {
-
-double seconds_of(clockid_t clock) {
-  timespec time{};
-  ::clock_gettime(clock, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
 
 /// Returns the PCI bus id of cuda:`device` from the CUDA driver ("0000:01:00.0"). Empty if the driver does not report
 /// it.
@@ -153,23 +144,13 @@ class ResourceMonitor::Nvml {
 };
 
 ResourceMonitor::ResourceMonitor(DriverLibraries libraries)
-    : nvml_(Nvml::open(libraries.nvml)),
-      cuda_library_(std::move(libraries.cuda)),
-      cpus_(available_cpus()),
-      wall_seconds_(seconds_of(CLOCK_MONOTONIC)),
-      cpu_seconds_(seconds_of(CLOCK_PROCESS_CPUTIME_ID)) {}
+    : nvml_(Nvml::open(libraries.nvml)), cuda_library_(std::move(libraries.cuda)) {}
 ResourceMonitor::~ResourceMonitor() = default;
 
 int64_t ResourceMonitor::resident_bytes() {
   int64_t size = 0, resident = 0;
   std::ifstream("/proc/self/statm") >> size >> resident;
   return resident * ::sysconf(_SC_PAGESIZE);
-}
-
-double ResourceMonitor::cpu_share() {
-  const double wall = seconds_of(CLOCK_MONOTONIC), cpu = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
-  const double passed = wall - std::exchange(wall_seconds_, wall), used = cpu - std::exchange(cpu_seconds_, cpu);
-  return passed > 0 ? std::clamp(used / passed / cpus_, 0.0, 1.0) : 0;
 }
 
 std::vector<GpuUsage> ResourceMonitor::gpus() const { return nvml_ ? nvml_->gpus() : std::vector<GpuUsage>{}; }

@@ -39,7 +39,7 @@ struct DriverLibraries {
   std::string nvml = "libnvidia-ml.so.1", cuda = "libcuda.so.1";
 };
 
-/// Reads memory and CPU time of this process from /proc, and GPU usage from NVIDIA's driver if its library is
+/// Reads the memory of this process from /proc, and GPU usage from NVIDIA's driver if its library is
 /// installed.
 ///
 /// Used by one thread at a time. A sample takes some microseconds, with GPUs up to a millisecond: too slow for every
@@ -51,9 +51,6 @@ class ResourceMonitor {
 
   /// Resident set size of this process in bytes.
   static int64_t resident_bytes();
-  /// Share of available_cpus() used by this process since the last call, 0 to 1. The first call counts from
-  /// construction.
-  double cpu_share();
   /// Usage of all GPUs in the driver's order, which CUDA_VISIBLE_DEVICES does not change.
   std::vector<GpuUsage> gpus() const;
   /// Usage of LibTorch's devices cuda:N, in the given order. Matches devices by PCI bus id, so CUDA_VISIBLE_DEVICES and
@@ -66,9 +63,6 @@ class ResourceMonitor {
   class Nvml;
   std::unique_ptr<Nvml> nvml_;
   std::string cuda_library_;
-  int cpus_;
-  double wall_seconds_;
-  double cpu_seconds_;
 };
 
 }  // namespace trainkit

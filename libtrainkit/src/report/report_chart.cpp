@@ -9,7 +9,6 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "core/base/format_number.h"
 #include "report/markup.h"
 #include "trainkit/core/format.h"
 
@@ -311,7 +310,7 @@ std::string format_value(double value, ValueFormat format) {
     case ValueFormat::kShare:
       return fmt::format("{:.4g}%", 100 * value);
     case ValueFormat::kSetting:
-      return format_setting(value);
+      return fmt::format("{:.3g}", value);
     case ValueFormat::kStep:
       return std::abs(value) < 1e6 ? fmt::format("{:.6g}", value) : format_count(value);
     case ValueFormat::kDuration:

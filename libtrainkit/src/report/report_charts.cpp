@@ -8,7 +8,6 @@
 #include <map>
 
 #include "logging/field_names.h"
-#include "core/base/format_number.h"
 #include "report/report_parts.h"
 #include "trainkit/core/format.h"
 

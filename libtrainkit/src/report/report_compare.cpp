@@ -7,9 +7,9 @@
 #include <set>
 
 #include "logging/field_names.h"
-#include "core/base/format_number.h"
 #include "report/report_parts.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/format.h"
 
 namespace trainkit::detail {
 namespace {

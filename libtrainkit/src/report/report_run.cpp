@@ -7,7 +7,6 @@
 #include <cmath>
 
 #include "logging/field_names.h"
-#include "core/base/format_number.h"
 #include "report/report_parts.h"
 #include "trainkit/core/format.h"
 

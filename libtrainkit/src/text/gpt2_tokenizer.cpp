@@ -2,12 +2,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <queue>
 #include <unordered_map>
 
-#include "text/gpt2_split.h"
+#include "core/base/utf8.h"
 #include "text/gpt2_vocabulary.h"
 #include "text/token_buffer.h"
 #include "trainkit/core/error.h"
@@ -23,6 +25,82 @@ constexpr uint32_t kNoRank = ~uint32_t{0};
 constexpr size_t kLongPiece = 128;             // longer pieces are faster with the queue than with the scan
 constexpr size_t kMaxPiece = size_t{4} << 20;  // limits the memory for merging
 constexpr size_t kMaxCachedPieces = size_t{1} << 18;
+
+enum Class : uint8_t { kOther, kLetter, kNumber, kSpace, kInvalid };
+
+struct Range {
+  uint32_t first;
+  uint32_t last;
+  Class members;
+};
+
+constexpr Range kRanges[] = {
+#include "text/unicode_classes.inc"
+};
+
+constexpr Class search(uint32_t code_point) {
+  const Range* range =
+      std::partition_point(std::begin(kRanges), std::end(kRanges), [&](const Range& r) { return r.last < code_point; });
+  return range != std::end(kRanges) && range->first <= code_point ? range->members : kOther;
+}
+
+constexpr std::array<Class, 128> kAscii = [] {
+  std::array<Class, 128> table = {};
+  for (uint32_t c = 0; c < 128; ++c) table[c] = search(c);
+  return table;
+}();
+
+/// Returns the class of the character at text[at], and its size in bytes in `length`.
+Class classify(std::string_view text, size_t at, size_t& length) {
+  const auto first = static_cast<unsigned char>(text[at]);
+  if (first < 0x80) return length = 1, kAscii[first];
+  uint32_t code_point = 0;
+  length = decode_utf8(text.substr(at, 4), code_point);
+  return length == 0 ? kInvalid : search(code_point);
+}
+
+/// Returns the end of the run of `wanted` characters that begins at `at`.
+size_t run_end(std::string_view text, size_t at, Class wanted) {
+  size_t length = 0;
+  while (at < text.size() && classify(text, at, length) == wanted) at += length;
+  return at;
+}
+
+size_t contraction(std::string_view rest) {
+  for (std::string_view ending : {"'s", "'d", "'m", "'t", "'ll", "'ve", "'re"}) {
+    if (rest.starts_with(ending)) return ending.size();
+  }
+  return 0;
+}
+
+/// Returns the length of the piece that begins at text[at], at < text.size(), or 0 if the text is not UTF-8 there.
+/// Bytes are merged only within a piece. Pieces are consecutive matches of GPT-2's pattern:
+///   '(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+/// A piece with invalid UTF-8 may be returned shortened; the next call then returns 0.
+size_t piece_length(std::string_view text, size_t at) {
+  if (text[at] == '\'') {
+    if (const size_t length = contraction(text.substr(at, 3))) return length;
+  }
+  size_t length = 0;
+  const Class first = classify(text, at, length);
+  if (first == kInvalid) return 0;
+  if (first != kSpace) return run_end(text, at, first) - at;
+
+  // One space is part of the next word.
+  if (text[at] == ' ' && at + 1 < text.size()) {
+    const Class next = classify(text, at + 1, length);
+    if (next == kInvalid) return 1;
+    if (next != kSpace) return run_end(text, at + 1, next) - at;
+  }
+  // The last of several spaces belongs to the next word: \s+(?!\S) backtracks by one character.
+  size_t end = at;
+  size_t last = at;
+  while (end < text.size() && classify(text, end, length) == kSpace) {
+    last = end;
+    end += length;
+  }
+  return (end == text.size() || last == at ? end : last) - at;
+}
 
 /// A merge of two neighbouring tokens. A lower rank is merged first.
 struct Merge {
@@ -98,7 +176,7 @@ class Gpt2Tokenizer::Impl {
                                detail::TokenBuffer& buffer) const {
     const std::string_view part = text.substr(0, end);
     while (at < end) {
-      const size_t length = detail::gpt2_piece(part, at);
+      const size_t length = piece_length(part, at);
       if (length == 0) return detail::invalid_utf8(text, at);
       if (length > kMaxPiece) {
         return to_status({.exit_code = ExitCode::kData,

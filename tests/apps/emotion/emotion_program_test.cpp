@@ -24,7 +24,7 @@ TEST_CASE("A run reads real clips, writes its folder and scores each clip of the
   INFO(ended.errors);
   REQUIRE(ended.code == 0);
   for (const char* name :
-       {"config.yaml", "metrics.jsonl", "summary.json", "results/scores.json", "loss.svg", "results/confusion.svg"}) {
+       {"config.yaml", "metrics.jsonl", "summary.json", "results/scores.json", "results/confusion.svg"}) {
     CHECK(fs::exists(place.dir / "run" + "/" + name));
   }
   for (const char* text : {"clips      train 42, validation 7, test 14", "ResNet18 with random weights",

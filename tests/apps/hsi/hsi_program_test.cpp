@@ -31,7 +31,7 @@ TEST_CASE("A run writes its folder, its scores with the leak, and maps of the sc
   INFO(ended.errors);
   REQUIRE(ended.code == 0);
   for (const char* name :
-       {"config.yaml", "metrics.jsonl", "summary.json", "results/scores.json", "split.json", "loss.svg", "tensorboard",
+       {"config.yaml", "metrics.jsonl", "summary.json", "results/scores.json", "split.json", "tensorboard",
         "results/classification.png", "results/ground_truth.png", "results/errors.png", "results/report_errors.png",
         "results/confusion.svg", "results/maps.mat", "checkpoints/latest"}) {
     CHECK(fs::exists(place.dir / "run" + "/" + name));
@@ -353,24 +353,8 @@ TEST_CASE("Errors of trainkit-hsi have the exit code of their class and one line
 
 TEST_CASE("SIGTERM stops trainkit-hsi with a checkpoint and exit code 143; it resumes with its split", "[apps][hsi]") {
   const HsiPlace place;
-  test::Program program("trainkit-hsi", place.flags("run", {"--epochs", "100000", "--save_every", "1000000"}),
-                        place.dir.path().string());
-  while (read_text(place.dir / "run" + "/metrics.jsonl").empty())
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  program.kill(SIGTERM);
-  REQUIRE(program.wait() == 143);
-  CHECK(program.output().find("--resume latest") != std::string::npos);
-  CHECK_FALSE(fs::exists(place.dir / "run" + "/results/scores.json"));
-  const std::string split = read_text(place.dir / "run" + "/split.json");
-  const Ended refused =
-      run(place, {"--output_dir", place.dir / "run", "--resume", "latest", "--validation_share", "0.5"});
-  CHECK(refused.code == 2);
-  CHECK_THAT(refused.errors, Catch::Contains("--validation_share: cannot change when a run is continued"));
-  const Ended resumed = run(place, {"--output_dir", place.dir / "run", "--resume", "latest", "--max_steps", "1"});
-  INFO(resumed.errors);
-  REQUIRE(resumed.code == 0);
-  CHECK(read_text(place.dir / "run" + "/split.json") == split);
-  CHECK(fs::exists(place.dir / "run" + "/results/scores.json"));
+  check_stop("trainkit-hsi", place.flags("run", {"--epochs", "100000", "--save_every", "1000000"}), place.dir,
+             "split.json", {"--validation_share", "0.5"});
 }
 
 TEST_CASE("The program can read the demo scene that it writes", "[apps][hsi]") {

@@ -4,6 +4,7 @@
 #include "arrays/mat_bytes.h"
 #include "hsi_classification/find_scene.h"
 #include "hsi_classification/scene.h"
+#include "matlab73/write_mat73.h"
 #include "test_util.h"
 #include "trainkit/arrays/array_file.h"
 #include "trainkit/arrays/mat.h"
@@ -15,8 +16,8 @@ namespace {
 
 using Variables = std::vector<std::pair<std::string, at::Tensor>>;
 
-void write(const std::string& path, const Variables& variables, MatVersion version = MatVersion::k5) {
-  REQUIRE(write_mat(path, variables, version) == absl::OkStatus());
+void write(const std::string& path, const Variables& variables) {
+  REQUIRE(write_mat(path, variables) == absl::OkStatus());
 }
 
 at::Tensor some_cube() { return torch::arange(5 * 4 * 3, torch::kShort).view({5, 4, 3}) - 10; }
@@ -36,7 +37,7 @@ std::string line_of(const absl::StatusOr<Scene>& scene) { return scene.ok() ? ""
 TEST_CASE("A scene has its cube unchanged and its classes numbered from 1", "[hsi][scene]") {
   const test::TempDir folder;
   write(folder / "a.mat", {{"a", some_cube()}});
-  write(folder / "b.mat", {{"b", some_truth()}}, MatVersion::k73);
+  REQUIRE(test::write_mat73(folder / "b.mat", Variables{{"b", some_truth()}}) == absl::OkStatus());
   const auto scene = load_scene({.cube = folder / "a.mat", .gt = folder / "b.mat"});
   REQUIRE(scene.status() == absl::OkStatus());
   CHECK(scene->name == "a");

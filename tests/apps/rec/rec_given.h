@@ -12,8 +12,8 @@ namespace trainkit::test {
 using namespace trainkit::rec;
 
 /// The flags of a program, parsed as the program does.
-struct Given {
-  explicit Given(std::vector<std::string> flags) : parser({.name = "trainkit-gpt2rec"}) {
+struct RecGiven {
+  explicit RecGiven(std::vector<std::string> flags) : parser({.name = "trainkit-gpt2rec"}) {
     set_run_defaults(run);
     add_run_flags(parser, run);
     add_rec_flags(parser, options);

@@ -13,7 +13,7 @@ using namespace trainkit::test;
 
 namespace {
 
-StepRecipe recipe_of(const Given& settings, const Session& session) {
+StepRecipe recipe_of(const RecGiven& settings, const Session& session) {
   return session.recipe(settings.run, settings.placement,
                         session.feed(Part::kTrain, settings.run, settings.placement).value());
 }
@@ -34,7 +34,7 @@ TEST_CASE(
                                                {"--no-freeze_gpt2"},
                                                {"--lora_rank", "4"},
                                                {"--use_cache", "--negatives", "in_batch"}}) {
-    Given settings(planned(mode));
+    RecGiven settings(planned(mode));
     const Session session = settings.open();
     StepRecipe recipe = recipe_of(settings, session), whole = recipe;
     whole.fill_caches = nullptr;  // GPT-2 processes all texts in the first step
@@ -54,7 +54,7 @@ TEST_CASE(
 
 TEST_CASE("GPT-2's cached output has class cache: a vector of its width per text", "[apps][rec][memory]") {
   for (const bool cached : {true, false}) {
-    Given settings(planned({cached ? "--use_cache" : "--no-use_cache"}));
+    RecGiven settings(planned({cached ? "--use_cache" : "--no-use_cache"}));
     const Session session = settings.open();
     const int64_t texts = session.interactions().num_users() + session.interactions().num_items();
     const MemoryBytes standing = record_step_memory(recipe_of(settings, session), 8, 1).value().live();
@@ -64,7 +64,7 @@ TEST_CASE("GPT-2's cached output has class cache: a vector of its width per text
 }
 
 TEST_CASE("A GPU plan includes the gradients of BPR-MF as dense tensors", "[apps][rec][memory]") {
-  Given settings(planned({"--model", "bpr_mf"}));
+  RecGiven settings(planned({"--model", "bpr_mf"}));
   const Session session = settings.open();
   StepRecipe recipe = recipe_of(settings, session);
   recipe.for_gpu = true;
@@ -73,7 +73,7 @@ TEST_CASE("A GPU plan includes the gradients of BPR-MF as dense tensors", "[apps
 }
 
 TEST_CASE("The ladder has the guides' suggestions in order, each with its memory", "[apps][rec][memory]") {
-  Given settings(planned(
+  RecGiven settings(planned(
       {"--use_cache", "--max_tokens", "4", "--plan_devices", "2", "--batch_size", "64", "--gpu_memory", "1GiB"}));
   const Session session = settings.open();
   const MemoryPlan memory =

@@ -15,7 +15,7 @@ using namespace trainkit::test;
 TEST_CASE("Out of memory at one row per micro-batch drops the cache, and the loss is that of dynamic mode",
           "[apps][rec][memory]") {
   BudgetAllocator& memory = BudgetAllocator::instance();
-  Given settings(planned({"--use_cache", "--max_tokens", "6"}));
+  RecGiven settings(planned({"--use_cache", "--max_tokens", "6"}));
   settings.options.n_embd = 256;  // a cache of 2 MB next to 3 texts in a step
   settings.options.n_layer = 1;
   const Session session = settings.open();

@@ -15,15 +15,15 @@ using Json = nlohmann::ordered_json;
 namespace {
 
 /// A text for the plans.
-struct Place {
-  Place() {
+struct PlanPlace {
+  PlanPlace() {
     std::ofstream text(dir / "text.txt");
     for (int i = 0; i < 2000; ++i) text << "line " << i << " of a text that nobody will read\n";
   }
   TempDir dir;
 };
 
-Ended plan(const Place& place, std::vector<std::string> flags, const std::vector<std::string>& further = {}) {
+Ended plan(const PlanPlace& place, std::vector<std::string> flags, const std::vector<std::string>& further = {}) {
   flags.insert(flags.begin(), "plan");
   flags.insert(flags.end(), {"--", "--input", place.dir / "text.txt", "--output_dir", place.dir / "run"});
   flags.insert(flags.end(), further.begin(), further.end());
@@ -33,7 +33,7 @@ Ended plan(const Place& place, std::vector<std::string> flags, const std::vector
 }  // namespace
 
 TEST_CASE("plan knows what --shard saves, and proposes it before accumulation", "[apps][plan][sharding]") {
-  const Place place;
+  const PlanPlace place;
   const auto answer = [&](const std::string& shard, const std::string& memory, const std::string& rows) {
     const Ended ended = plan(
         place,
@@ -61,7 +61,7 @@ TEST_CASE("plan knows what --shard saves, and proposes it before accumulation", 
 }
 
 TEST_CASE("plan predicts the memory of absent devices and the batch that fits", "[apps][plan]") {
-  const Place place;
+  const PlanPlace place;
   const Ended json = plan(place, {"--app", "transformer", "--preset", "shakespeare_char_cpu", "--gpu_memory", "2GiB",
                                   "--devices", "3", "--global_batch_size", "96", "--json"});
   INFO(json.output << json.errors);
@@ -89,7 +89,7 @@ TEST_CASE("plan predicts the memory of absent devices and the batch that fits", 
 }
 
 TEST_CASE("plan knows the five cards of the Transformer's guide, with their memory", "[apps][plan]") {
-  const Place place;
+  const PlanPlace place;
   struct Card {
     const char* name;
     int64_t gib;
@@ -113,7 +113,7 @@ TEST_CASE("plan knows the five cards of the Transformer's guide, with their memo
 }
 
 TEST_CASE("plan ends as its trainer does", "[apps][plan]") {
-  const Place place;
+  const PlanPlace place;
   CHECK(plan(place, {"--app", "transformr"}).code == 2);
   CHECK(plan(place, {"--app", "transformer", "--gpu_memory", "2 apples"}).code == 2);
   CHECK(plan(place, {"--gpu_memory", "2GiB"}).code == 2);

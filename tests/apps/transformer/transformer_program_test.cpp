@@ -20,12 +20,13 @@ TEST_CASE("A run writes its folder, prints its settings and ends with a sample",
       run(place, place.flags("run", {"--max_steps", "30", "--eval_every", "10", "--save_every", "10", "--monitor"}));
   INFO(ended.errors);
   REQUIRE(ended.code == 0);
-  for (const char* name : {"config.yaml", "metrics.jsonl", "summary.json", "loss.svg", "tokenizer.json", "tensorboard",
+  for (const char* name : {"config.yaml", "metrics.jsonl", "summary.json", "tokenizer.json", "tensorboard",
                            "checkpoints/step-00000030/manifest.json", "checkpoints/latest"}) {
     CHECK(fs::exists(place.dir / "run" + "/" + name));
   }
-  for (const char* text : {"single on cpu", "4 per device x 1 device x 2 accumulated = 8 per step", "validation loss",
-                           "bits per character", "loss.svg", "tensorboard --logdir", "/#custom_scalars", "monitor: "}) {
+  for (const char* text :
+       {"single on cpu", "4 per device x 1 device x 2 accumulated = 8 per step", "validation loss",
+        "bits per character", "report.html", "tensorboard --logdir", "/#custom_scalars", "monitor: "}) {
     INFO(ended.output);
     CHECK(ended.output.find(text) != std::string::npos);
   }

@@ -3,35 +3,29 @@
 #include <clocale>
 #include <limits>
 
-#include "core/base/format_number.h"
 #include "test_util.h"
 
 using namespace trainkit;
 
 TEST_CASE("Numbers are printed with five digits", "[logging][format]") {
-  CHECK(detail::format_number(2.10341) == "2.1034");
-  CHECK(detail::format_number(0.8731) == "0.87310");
-  CHECK(detail::format_number(-1234.56) == "-1234.6");
-  CHECK(detail::format_number(0) == "0");
-  CHECK(detail::format_number(1.2e-5) == "1.20e-05");
-  CHECK(detail::format_number(99999.6) == "1.00e+05");
-  CHECK(detail::format_number(std::numeric_limits<double>::quiet_NaN()) == "nan");
-  CHECK(detail::format_number(-std::numeric_limits<double>::infinity()) == "-inf");
-}
-
-TEST_CASE("Settings are printed in their shortest form", "[logging][format]") {
-  CHECK(detail::format_setting(1e-3) == "0.001");
-  CHECK(detail::format_setting(9.549e-5) == "9.55e-05");
+  CHECK(format_number(2.10341) == "2.1034");
+  CHECK(format_number(0.8731) == "0.87310");
+  CHECK(format_number(-1234.56) == "-1234.6");
+  CHECK(format_number(0) == "0");
+  CHECK(format_number(1.2e-5) == "1.20e-05");
+  CHECK(format_number(99999.6) == "1.00e+05");
+  CHECK(format_number(std::numeric_limits<double>::quiet_NaN()) == "nan");
+  CHECK(format_number(-std::numeric_limits<double>::infinity()) == "-inf");
 }
 
 TEST_CASE("Counts, bytes and durations change their unit at the right value", "[logging][format]") {
-  CHECK(detail::format_count(0) == "0");
-  CHECK(detail::format_count(2.5) == "2.5");
-  CHECK(detail::format_count(812.4) == "812");
-  CHECK(detail::format_count(999.6) == "1.00k");
-  CHECK(detail::format_count(12345) == "12.3k");
-  CHECK(detail::format_count(99960) == "100k");
-  CHECK(detail::format_count(4.56e6) == "4.56M");
+  CHECK(format_count(0) == "0");
+  CHECK(format_count(2.5) == "2.5");
+  CHECK(format_count(812.4) == "812");
+  CHECK(format_count(999.6) == "1.00k");
+  CHECK(format_count(12345) == "12.3k");
+  CHECK(format_count(99960) == "100k");
+  CHECK(format_count(4.56e6) == "4.56M");
   CHECK(format_size(512) == "512 B");
   CHECK(format_size(1536) == "1.50 KiB");
   CHECK(format_size(232 * 1024) == "232 KiB");

@@ -109,8 +109,7 @@ TEST_CASE("A loader may be abandoned or destroyed at any moment", "[data][prefet
     auto loader = sequential(random.below(2) ? quick : slow, {.batch_size = static_cast<int64_t>(1 + random.below(60)),
                                                               .num_workers = static_cast<int>(random.below(5)),
                                                               .prefetch_factor = static_cast<int>(1 + random.below(10)),
-                                                              .persistent_workers = random.below(2) == 0,
-                                                              .consumer_assist = random.below(2) == 0});
+                                                              .persistent_workers = random.below(2) == 0});
     for (uint64_t visits = random.below(4); visits > 0; --visits) {
       const auto batch_number = static_cast<int64_t>(random.below(loader->batches_per_epoch()));
       const auto epoch = static_cast<int64_t>(random.below(3));

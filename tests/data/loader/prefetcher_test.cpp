@@ -19,15 +19,13 @@ using Catch::Matchers::Contains;
 TEST_CASE("Prefetcher delivers the rows in the sampler's order for any number of workers", "[data][prefetcher]") {
   const int workers = GENERATE(0, 1, 2, 7);
   const bool persistent = GENERATE(true, false);
-  const bool assist = GENERATE(true, false);
   const int prefetch_factor = GENERATE(1, 2, 9);
   const RandomSampler sampler(103, {.seed = 7});
   auto loader = Prefetcher::create(numbers(103), sampler,
                                    {.batch_size = 10,
                                     .num_workers = workers,
                                     .prefetch_factor = prefetch_factor,
-                                    .persistent_workers = persistent,
-                                    .consumer_assist = assist})
+                                    .persistent_workers = persistent})
                     .value();
   CHECK(loader->batches_per_epoch() == 11);
   for (int epoch = 0; epoch < 3; ++epoch) {

@@ -339,8 +339,8 @@ absl::Status check_data(const RunOptions& run, const std::string& digest);
 /// the run's last checkpoint, so a run resumed from it logs them again (Logger::rewind).
 void log_test(Logger& logger, const TrainerResult& result, const Metrics& scores, const std::string& table);
 
-/// Writes the run folder: config.yaml, metrics.jsonl, tensorboard/, loss.svg, bad_samples.csv, summary.json and
-/// run.json, and shows the progress on the screen. With several ranks only the first one writes and prints.
+/// Writes the run folder: config.yaml, metrics.jsonl, tensorboard/, bad_samples.csv, summary.json and run.json, and
+/// shows the progress on the screen. With several ranks only the first one writes and prints.
 class RunFolder {
  public:
   /// Creates the folder and its files. On resume it removes the log records after the resumed step. `program` is the
@@ -358,8 +358,8 @@ class RunFolder {
   /// that is already listed is ignored.
   void add_bad_samples(const std::string& part, const std::vector<BadSample>& samples);
 
-  /// Prints the monitor's summary, closes the log and writes bad_samples.csv, loss.svg and summary.json. Every rank
-  /// must call it, since the list of bad samples covers all ranks. `scores` and `warnings` are those of summary.json.
+  /// Prints the monitor's summary, closes the log and writes bad_samples.csv and summary.json. Every rank must call it,
+  /// since the list of bad samples covers all ranks. `scores` and `warnings` are those of summary.json.
   /// Returns the exit code of the process: 0, or 128 + the signal that stopped the run. Error: the first failure of a
   /// log (exit code 6).
   absl::StatusOr<int> finish(const TrainerResult& result, const Metrics& scores = {},

@@ -1,5 +1,5 @@
 #pragma once
-/// Reads and writes arrays in MATLAB `.mat` files, version 5 (MATLAB 6 and 7, Octave, SciPy) and 7.3 (HDF5).
+/// Reads arrays from MATLAB `.mat` files of version 5 (MATLAB 6 and 7, Octave, SciPy) and 7.3 (HDF5); writes version 5.
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/status.h>
@@ -79,17 +79,12 @@ class MatFile {
   std::shared_ptr<const detail::MatSource> source_;
 };
 
-enum class MatVersion {
-  k5,   ///< Compressed. At most 2 GiB per variable.
-  k73,  ///< HDF5.
-};
-
-/// Writes the variables to a file in this order, atomically (write_file_atomically). A tensor of one dimension becomes
-/// a row, as in SciPy.
+/// Writes the variables to a compressed file of version 5 in this order, atomically (write_file_atomically). A tensor
+/// of one dimension becomes a row, as in SciPy.
 ///
 /// kInvalidArgument names a tensor that cannot be stored: its name is a duplicate or not a MATLAB identifier of at most
-/// 63 letters, MATLAB has no such dtype (half, bfloat16, complex), or it has no element. Disk errors: exit code 6.
-absl::Status write_mat(const std::string& path, std::span<const std::pair<std::string, at::Tensor>> variables,
-                       MatVersion version = MatVersion::k5);
+/// 63 letters, MATLAB has no such dtype (half, bfloat16, complex), it has no element, or it has 2 GiB or more. Disk
+/// errors: exit code 6.
+absl::Status write_mat(const std::string& path, std::span<const std::pair<std::string, at::Tensor>> variables);
 
 }  // namespace trainkit

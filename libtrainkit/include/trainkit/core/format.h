@@ -1,5 +1,5 @@
 #pragma once
-/// Formats sizes, times and text for people, in the same way with every locale.
+/// Formats numbers, rates, sizes and times for people. The text does not depend on the locale.
 
 #include <cstdint>
 #include <optional>
@@ -7,6 +7,13 @@
 #include <string_view>
 
 namespace trainkit {
+
+/// Formats a measured value with five digits: "2.1034", "0.87310", "1234.6". Uses "1.20e-05" below 0.001 and from
+/// 100,000 on. Also "0", "nan" and "inf".
+std::string format_number(double value);
+
+/// Formats a count or a rate: "812", "12.3k", "4.56M", "1.20G".
+std::string format_count(double value);
 
 /// Formats a size: "512 B", "1.50 KiB", "23.6 GiB".
 std::string format_size(int64_t bytes);

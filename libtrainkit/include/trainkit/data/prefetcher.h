@@ -46,10 +46,6 @@ struct PrefetcherOptions {
   bool persistent_workers = false;
   /// Drop the last batch if it is not full.
   bool drop_last = false;
-  /// Let next() read a batch in the calling thread instead of waiting. Increases throughput if the consumer would be
-  /// idle and cores are few. Off by default: user code then also runs in the consumer's thread, with its LibTorch
-  /// settings, and `timeout` cannot interrupt the consumer's own read.
-  bool consumer_assist = false;
   /// Longest wait for a batch; zero means unlimited. Has no effect if the consumer reads (num_workers = 0).
   std::chrono::milliseconds timeout{0};
   /// Page-lock the batch memory, so that copies to a CUDA device overlap with computation. Always on if `device` is a

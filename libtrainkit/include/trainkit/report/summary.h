@@ -1,20 +1,15 @@
 #pragma once
-/// Writes the outcome of a run: summary.json, error.json and loss.svg.
+/// Writes the outcome of a run: summary.json and error.json.
 
 #include <absl/status/status.h>
 
 #include <cstdint>
 #include <map>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "trainkit/logging/logger.h"
-
 namespace trainkit {
-
-// ---- Writes summary.json and error.json, the outcome of a run.
 
 /// Contents of summary.json. Scores are fractions of 1.
 struct RunSummary {
@@ -68,26 +63,5 @@ absl::Status write_summary(const std::string& output_dir, const RunSummary& summ
 
 /// Writes `<output_dir>/error.json` (error_json in core/error.h) atomically. Exit code 6 if it cannot be written.
 absl::Status write_error(const std::string& output_dir, const absl::Status& error);
-
-// ---- Draws loss.svg, the loss curve of a run.
-
-/// Draws the value `metric` over the steps as an SVG of 800 x 450 pixels, with one line per split, below `title`
-/// (default: the metric).
-///
-/// The legend shows the last value of each line and, for evaluations, the best value and its step. Long training curves
-/// are averaged to one point per pixel. A non-finite value leaves a gap in the line and a mark at the bottom of the
-/// axis.
-///
-/// With another `x_label` the records need not come from a run: `step` is the quantity that the label names, and the
-/// legend shows only the last values.
-std::string plot_svg(const std::vector<LogRecord>& records, std::string_view metric = "loss",
-                     std::string_view x_label = "step", std::string_view title = {});
-
-/// Escapes text for an SVG: escape_text(text, max_bytes), with markup characters as entities.
-std::string svg_text(std::string_view text, size_t max_bytes = 40);
-
-/// Draws `<output_dir>/loss.svg` from `<output_dir>/metrics.jsonl`, with the run's name (the folder) as title. The file
-/// is replaced atomically. Exit code 6 if it cannot be written; kNotFound if there is no metrics.jsonl.
-absl::Status write_loss_plot(const std::string& output_dir);
 
 }  // namespace trainkit

@@ -161,9 +161,8 @@ class AppRun {
                                *folder_};
     TRAINKIT_ASSIGN_OR_RETURN(const Metrics scores, app_.test(context_, trained));
     TRAINKIT_ASSIGN_OR_RETURN(const int code, folder_->finish(result, scores, warnings_of(task_.description)));
-    context_.print(describe_time(result) + "\n" + app_.describe_scores(context_, result, scores) + "loss curve " +
-                   run_.output_dir + "/loss.svg\nreport     " + run_.output_dir + "/report.html" +
-                   describe_next(result, run_, app_.info().name));
+    context_.print(describe_time(result) + "\n" + app_.describe_scores(context_, result, scores) + "report     " +
+                   run_.output_dir + "/report.html" + describe_next(result, run_, app_.info().name));
     if (!context_.placement.is_first()) return code;
     if (code == 0) TRAINKIT_RETURN_IF_ERROR(app_.finish(context_, trained));
     print_report_error(detail::write_report(run_.output_dir));

@@ -8,9 +8,10 @@
 #include <algorithm>
 #include <numeric>
 
+#include "report/markup.h"
+#include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/nn/functional.h"
-#include "trainkit/report/summary.h"
 
 namespace trainkit {
 
@@ -80,7 +81,7 @@ std::string draw_confusion(const at::Tensor& counts, const std::vector<std::stri
       "<text x=\"8\" y=\"20\">true</text>\n",
       left + side + top, top + side + 20, left + side / 2);
   for (int k = 0; k < classes; ++k) {
-    const std::string name = svg_text(labels[static_cast<size_t>(k)], kLongest);
+    const std::string name = detail::escape_markup(escape_text(labels[static_cast<size_t>(k)], kLongest));
     svg += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>\n", left - 8, top + k * kCell + 33, name);
     svg += fmt::format("<text transform=\"translate({},{}) rotate(-40)\">{}</text>\n", left + k * kCell + 24, top - 8,
                        name);

@@ -107,6 +107,14 @@ absl::Status other_meaning(const std::string& where, const std::string& field, c
                     .hint = hint});
 }
 
+absl::Status check_heads(const RunWeights& weights, const std::string& setting, int64_t heads, int64_t default_heads) {
+  std::optional<std::string> saved = setting_beside(weights, setting);
+  if (saved == "0") saved = std::to_string(default_heads);
+  if (!saved || *saved == std::to_string(heads)) return absl::OkStatus();
+  return other_meaning(weights.file, setting, "another number of heads than in this run", *saved, std::to_string(heads),
+                       fmt::format("--{} {}", setting, *saved));
+}
+
 int64_t RowNames::known() const {
   const std::vector<int64_t> rows = rows_in_file(*this);
   return std::count_if(rows.begin(), rows.end(), [](int64_t row) { return row >= 0; });

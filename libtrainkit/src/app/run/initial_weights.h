@@ -32,6 +32,11 @@ std::optional<std::string> setting_beside(const RunWeights& weights, const std::
 absl::Status other_meaning(const std::string& where, const std::string& field, const std::string& problem,
                            const std::string& got = {}, const std::string& expected = {}, const std::string& hint = {});
 
+/// Checks the number of heads, which no shape shows, against the setting of the run that wrote the weights, if it is
+/// known. `default_heads` is what a setting of 0 stands for. weights.meaning if they differ.
+absl::Status check_heads(const RunWeights& weights, const std::string& setting, int64_t heads,
+                         int64_t default_heads = 0);
+
 /// Rows of tensors by name: those of a file, and those of a run.
 struct RowNames {
   /// What a row is, in plural: "users".

@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Files of every run. Those of a single trainer are in AppInfo::files.
+/// Files of every run. Those of a single trainer are in AppInfo::files. Earlier versions wrote loss.svg.
 const std::set<std::string> kFiles = {"config.yaml",     "metrics.jsonl",    kRunFile,
                                       "summary.json",    "error.json",       "report.html",
                                       "loss.svg",        "best.safetensors", "best.before.safetensors",

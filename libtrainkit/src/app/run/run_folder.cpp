@@ -14,7 +14,6 @@
 
 #include "app/program/command_line.h"
 #include "app/run/run_files.h"
-#include "core/base/format_number.h"
 #include "core/machine/waiting_threads.h"
 #include "logging/field_names.h"
 #include "logging/run_log.h"
@@ -90,7 +89,7 @@ std::string describe_model(const DeviceReplicator& devices, const Optimizer& opt
     if (tensor && !name.ends_with(".step")) state_bytes += static_cast<int64_t>(tensor->nbytes());
   }
   return fmt::format("{} parameters; weights {}, gradients {}, {} state {}{}",
-                     detail::format_count(static_cast<double>(parameters)), format_size(weight_bytes),
+                     format_count(static_cast<double>(parameters)), format_size(weight_bytes),
                      format_size(gradient_bytes), std::get<std::string>(state.at("type")), format_size(state_bytes),
                      averages ? ", averages " + format_size(trained_bytes / ranks) : "");
 }
@@ -394,7 +393,6 @@ absl::StatusOr<int> RunFolder::finish(const TrainerResult& result, const Metrics
   if (const auto loss = training.find(fields::kLoss); loss != training.end()) {
     summary.final_metrics.emplace_back("train_loss", loss->second);
   }
-  TRAINKIT_RETURN_IF_ERROR(write_loss_plot(path_));
   TRAINKIT_RETURN_IF_ERROR(write_summary(path_, summary));
   TRAINKIT_RETURN_IF_ERROR(detail::end_session(path_, summary, result.monitor));
   return summary.exit_code;

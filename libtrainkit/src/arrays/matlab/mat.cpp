@@ -96,8 +96,7 @@ std::string list_names(const std::vector<MatVariable>& variables) {
   return fmt::format("{}{}", fmt::join(names, ", "), more ? fmt::format(" or one of {} more", more) : "");
 }
 
-absl::Status check_writable(const std::string& path, const std::string& name, const at::Tensor& tensor,
-                            MatVersion version) {
+absl::Status check_writable(const std::string& path, const std::string& name, const at::Tensor& tensor) {
   const auto bad = [&](const std::string& problem, const std::string& got) {
     return absl::InvalidArgumentError(
         fmt::format("{}: '{}' {} (got '{}')", path, escape_text(name), problem, escape_text(got)));
@@ -112,8 +111,8 @@ absl::Status check_writable(const std::string& path, const std::string& name, co
   if (dtype != at::kBool && detail::mat_class_of(dtype) == 0)
     return bad("has a dtype that MATLAB lacks", c10::toString(dtype));
   if (tensor.numel() == 0) return bad("has no element", fmt::format("{}", fmt::join(tensor.sizes(), " x ")));
-  if (version == MatVersion::k5 && static_cast<int64_t>(tensor.nbytes()) >= int64_t{1} << 31) {
-    return bad("is 2 GiB or more, which version 5 cannot hold: write version 7.3", describe_bytes(tensor.nbytes()));
+  if (static_cast<int64_t>(tensor.nbytes()) >= int64_t{1} << 31) {
+    return bad("is 2 GiB or more, which version 5 cannot hold: write a .npy file", describe_bytes(tensor.nbytes()));
   }
   return absl::OkStatus();
 }
@@ -185,11 +184,10 @@ absl::StatusOr<at::Tensor> MatFile::read(std::string_view name) const try {
   return annotate(status_from_current_exception(), path());
 }
 
-absl::Status write_mat(const std::string& path, std::span<const std::pair<std::string, at::Tensor>> variables,
-                       MatVersion version) {
+absl::Status write_mat(const std::string& path, std::span<const std::pair<std::string, at::Tensor>> variables) {
   std::set<std::string_view> seen;
   for (const auto& [name, tensor] : variables) {
-    TRAINKIT_RETURN_IF_ERROR(check_writable(path, name, tensor, version));
+    TRAINKIT_RETURN_IF_ERROR(check_writable(path, name, tensor));
     if (!seen.insert(name).second) return absl::InvalidArgumentError(path + ": duplicate variable name '" + name + "'");
   }
   // libmatio does not report write errors of the disk. So write to a temporary file and read it back.
@@ -198,7 +196,7 @@ absl::Status write_mat(const std::string& path, std::span<const std::pair<std::s
   const std::string temporary = temporary_name(file_name), temporary_path = folder + "/" + temporary;
   // `name`: clang 14 cannot capture a structured binding directly.
   const auto write = [&, &name = file_name]() -> absl::Status {
-    TRAINKIT_RETURN_IF_ERROR(annotate(detail::write_with_matio(temporary_path, variables, version), path));
+    TRAINKIT_RETURN_IF_ERROR(annotate(detail::write_with_matio(temporary_path, variables), path));
     TRAINKIT_ASSIGN_OR_RETURN(const MatFile written, MatFile::open(temporary_path));
     TRAINKIT_ASSIGN_OR_RETURN(const auto bytes, MappedFile::open(temporary_path));
     return write_file_atomically(directory, name, bytes->text());

@@ -3,9 +3,9 @@
 #include <ATen/Functions.h>
 #include <matio.h>
 
+#include <array>
 #include <memory>
 #include <numeric>
-#include <optional>
 
 #include "arrays/matlab/hdf5_handle.h"
 #include "arrays/matlab/mat_source.h"
@@ -31,30 +31,9 @@ void be_silent() {
   (void)done;
 }
 
-matio_types type_of(matio_classes class_type) {
-  switch (class_type) {
-    case MAT_C_DOUBLE:
-      return MAT_T_DOUBLE;
-    case MAT_C_SINGLE:
-      return MAT_T_SINGLE;
-    case MAT_C_INT8:
-      return MAT_T_INT8;
-    case MAT_C_UINT8:
-      return MAT_T_UINT8;
-    case MAT_C_INT16:
-      return MAT_T_INT16;
-    case MAT_C_UINT16:
-      return MAT_T_UINT16;
-    case MAT_C_INT32:
-      return MAT_T_INT32;
-    case MAT_C_UINT32:
-      return MAT_T_UINT32;
-    case MAT_C_INT64:
-      return MAT_T_INT64;
-    default:
-      return MAT_T_UINT64;
-  }
-}
+// The stored type of each numeric class, from MAT_C_DOUBLE on.
+constexpr std::array kTypes = {MAT_T_DOUBLE, MAT_T_SINGLE, MAT_T_INT8,   MAT_T_UINT8, MAT_T_INT16,
+                               MAT_T_UINT16, MAT_T_INT32,  MAT_T_UINT32, MAT_T_INT64, MAT_T_UINT64};
 
 }  // namespace
 
@@ -74,13 +53,9 @@ at::Tensor row_major(const at::Tensor& columns, const MatVariable& variable) {
   return (*variable.dtype == at::kBool ? rows.ne(0) : rows).contiguous();
 }
 
-absl::Status write_with_matio(const std::string& path, std::span<const std::pair<std::string, at::Tensor>> variables,
-                              MatVersion version) {
+absl::Status write_with_matio(const std::string& path, std::span<const std::pair<std::string, at::Tensor>> variables) {
   be_silent();
-  std::optional<Hdf5Session> session;
-  if (version == MatVersion::k73) session.emplace();
-  Mat mat(Mat_CreateVer(path.c_str(), "MATLAB MAT-file, written by trainkit",
-                        version == MatVersion::k5 ? MAT_FT_MAT5 : MAT_FT_MAT73));
+  Mat mat(Mat_CreateVer(path.c_str(), "MATLAB MAT-file, written by trainkit", MAT_FT_MAT5));
   if (!mat) return absl::InternalError("libmatio cannot create a file");
   for (const auto& [name, tensor] : variables) {
     at::Tensor columns = reverse_dims(tensor.dim() < 2 ? tensor.reshape({1, -1}) : tensor).cpu();
@@ -89,8 +64,8 @@ absl::Status write_with_matio(const std::string& path, std::span<const std::pair
     if (logical) columns = columns.to(at::kByte);
     const auto class_type = static_cast<matio_classes>(mat_class_of(columns.scalar_type()));
     std::vector<size_t> sizes(columns.sizes().rbegin(), columns.sizes().rend());
-    const Variable variable(Mat_VarCreate(name.c_str(), class_type, type_of(class_type), static_cast<int>(sizes.size()),
-                                          sizes.data(), columns.data_ptr(),
+    const Variable variable(Mat_VarCreate(name.c_str(), class_type, kTypes.at(class_type - MAT_C_DOUBLE),
+                                          static_cast<int>(sizes.size()), sizes.data(), columns.data_ptr(),
                                           MAT_F_DONT_COPY_DATA | (logical ? MAT_F_LOGICAL : 0)));
     if (!variable) return absl::ResourceExhaustedError("libmatio cannot create variable '" + name + "'");
     if (Mat_VarWrite(mat.get(), variable.get(), MAT_COMPRESSION_ZLIB) != 0) {

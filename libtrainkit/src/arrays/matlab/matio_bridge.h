@@ -1,5 +1,5 @@
 #pragma once
-/// Writes with libmatio; no other file calls it. Reading needs no library for version 5, and HDF5 for version 7.3.
+/// Writes version 5 with libmatio; no other file calls it. Version 5 is read without a library, version 7.3 with HDF5.
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/statusor.h>
@@ -25,7 +25,6 @@ at::Tensor column_major(const MatVariable& variable, void* data);
 at::Tensor row_major(const at::Tensor& columns, const MatVariable& variable);
 
 /// Writes `variables` to `path`. The caller has checked that all of them can be stored.
-absl::Status write_with_matio(const std::string& path, std::span<const std::pair<std::string, at::Tensor>> variables,
-                              MatVersion version);
+absl::Status write_with_matio(const std::string& path, std::span<const std::pair<std::string, at::Tensor>> variables);
 
 }  // namespace trainkit::detail

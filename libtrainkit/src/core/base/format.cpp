@@ -8,22 +8,19 @@
 #include <charconv>
 #include <cmath>
 
-#include "core/base/format_number.h"
 #include "core/base/mask_secrets.h"
 #include "trainkit/core/error.h"
 
 namespace trainkit {
 
-std::string detail::format_number(double value) {
+std::string format_number(double value) {
   const double size = std::abs(value);
   if (!std::isfinite(value)) return fmt::format("{}", value);
   if (value == 0) return "0";
   return size >= 1e-3 && size < 99999.5 ? fmt::format("{:#.5g}", value) : fmt::format("{:.2e}", value);
 }
 
-std::string detail::format_setting(double value) { return fmt::format("{:.3g}", value); }
-
-std::string detail::format_count(double value) {
+std::string format_count(double value) {
   static constexpr std::array<const char*, 5> kUnits = {"", "k", "M", "G", "T"};
   size_t unit = 0;
   while (std::abs(value) >= 999.5 && unit + 1 < kUnits.size()) value /= 1000, ++unit;

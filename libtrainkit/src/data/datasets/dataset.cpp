@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "data/loader/reading_row.h"
+#include "data/loader/batch_reader.h"
 
 namespace trainkit {
 

@@ -6,7 +6,6 @@
 
 #include "core/base/user_exception.h"
 #include "core/tensors/recorded.h"
-#include "data/loader/reading_row.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 

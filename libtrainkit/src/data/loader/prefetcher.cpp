@@ -83,12 +83,10 @@ void Prefetcher::Impl::start() {
   // The consumer holds one batch, and perhaps the one before it, while the next is read.
   const int per_worker = std::max(prefetch_factor_.load(), options_.num_workers == 1 ? 2 : 1);
   auto state = std::make_shared<detail::WorkerPoolState>(batch_reader_, layout_, counters_);
-  state->readers = options_.num_workers + (options_.consumer_assist ? 1 : 0);
+  state->workers = options_.num_workers;
   pool_.emplace(state);
   pool_->set_queue(queue_);
-  const bool reads = options_.num_workers == 0 || options_.consumer_assist;
-  if (reads)
-    consumer_reader_ = std::make_shared<detail::Reader>(state, std::max(2, options_.num_workers == 0 ? 2 : per_worker));
+  if (options_.num_workers == 0) consumer_reader_ = std::make_shared<detail::Reader>(state, /*num_slots=*/2);
   pool_->start(options_.num_workers, per_worker);
 }
 

@@ -90,7 +90,7 @@ class Prefetcher::Impl {
   // The pool and its queue; null until the first batch of an epoch is requested.
   std::optional<detail::WorkerPool> pool_;
   std::shared_ptr<detail::BatchQueue> queue_;
-  std::shared_ptr<detail::Reader> consumer_reader_;  // reads in the consumer's thread, with its own slots
+  std::shared_ptr<detail::Reader> consumer_reader_;  // without workers: reads in the consumer's thread
   bool stalled_ = false;                             // a worker did not respond within the timeout
 
   // The next batch: its number in the queue, its epoch and its position in rows.

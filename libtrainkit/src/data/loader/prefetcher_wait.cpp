@@ -46,8 +46,7 @@ absl::Status Prefetcher::Impl::wait_for_batch(Clock::time_point entered) {
   return status;
 }
 
-// Reads the next unclaimed batch in the calling thread. Returns false if the consumer does not read or has no free
-// slot.
+// Without workers: reads the next batch in the calling thread. Returns false with workers, or without a free slot.
 bool Prefetcher::Impl::read_in_consumer() {
   if (!consumer_reader_ || consumer_reader_->free_slots() == 0) return false;
   const int64_t number = queue_->next.fetch_add(1, std::memory_order_relaxed);

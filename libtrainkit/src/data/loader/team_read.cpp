@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "data/loader/reading_row.h"
+#include "data/loader/batch_reader.h"
 
 namespace trainkit::detail {
 

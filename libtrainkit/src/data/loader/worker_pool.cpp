@@ -9,7 +9,6 @@
 #include <fstream>
 #include <string>
 
-#include "data/loader/reading_row.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit::detail {
@@ -86,8 +85,8 @@ void Reader::read(BatchQueue& queue, int64_t number) {
   try {
     const BatchPlan plan = queue.schedule.plan(number);
     slot->slot.prepare(*pool_->layout, pool_->counters->allocations);
-    TeamRead* team = first && pool_->readers > 1 ? &queue.first : nullptr;
-    const int64_t parts = int64_t{kPartsPerReader} * std::max(1, pool_->readers);
+    TeamRead* team = first && pool_->workers > 1 ? &queue.first : nullptr;
+    const int64_t parts = int64_t{kPartsPerReader} * std::max(1, pool_->workers);
     pool_->batches->read(plan, slot->slot, scratch_, team, std::max<int64_t>(1, plan.rows / parts));
   } catch (...) {
     slot->slot.fail(annotate(status_from_current_exception(), "cannot allocate a batch"));

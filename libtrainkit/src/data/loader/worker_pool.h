@@ -69,7 +69,7 @@ struct WorkerPoolState {
   const std::shared_ptr<const SlotLayout> layout;
   const std::shared_ptr<Counters> counters;
 
-  int readers = 0;  // workers, plus the consumer if it reads; set before any starts
+  int workers = 0;  // set before any starts
   std::atomic<bool> stop{false};
   std::mutex mutex;
   std::shared_ptr<BatchQueue> queue;  // guarded by mutex

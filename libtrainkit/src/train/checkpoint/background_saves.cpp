@@ -4,10 +4,12 @@
 
 #include <chrono>
 #include <utility>
+#include <variant>
+#include <vector>
 
 #include "core/base/attempt.h"
 #include "core/tensors/recorded.h"
-#include "train/checkpoint/checkpoint_snapshot.h"
+#include "train/checkpoint/checkpoint_state.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
@@ -20,16 +22,43 @@ std::future<absl::Status> ready_future(absl::Status status) {
   return promise.get_future();
 }
 
+/// Does what snapshot() does, using the memory of `buffer`; the copy keeps that memory alive. Adds the copies of the
+/// optimizer's state on the CPU to `pending` and leaves them to the caller, unless it is null.
+CheckpointContents snapshot_into(const CheckpointContents& contents, detail::HostBuffer& buffer,
+                                 detail::LaterCopies* pending) {
+  CheckpointContents copy = contents;
+  std::vector<at::Tensor*> places, optimizer_places;
+  for (auto& [name, tensor] : copy.model) places.push_back(&tensor);
+  for (auto& [name, value] : copy.state) {
+    if (auto* tensor = std::get_if<at::Tensor>(&value)) places.push_back(tensor);
+  }
+  for (auto& [name, tensor] : copy.optimizer) {
+    (name.starts_with(detail::kLivePrefix) ? places : optimizer_places).push_back(&tensor);
+  }
+  if (pending) pending->first = places.size();
+  places.insert(places.end(), optimizer_places.begin(), optimizer_places.end());
+  std::vector<at::Tensor> tensors;
+  for (const at::Tensor* place : places) tensors.push_back(*place);
+  std::vector<at::Tensor> on_host = detail::copy_to_host(tensors, buffer, /*copies_cpu=*/true, pending);
+  for (size_t i = 0; i < places.size(); ++i) *places[i] = std::move(on_host[i]);
+  return copy;
+}
+
 double seconds_since(BackgroundSaves::TimePoint start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 }  // namespace
 
+CheckpointContents snapshot(const CheckpointContents& contents) {
+  detail::HostBuffer buffer;
+  return snapshot_into(contents, buffer, /*pending=*/nullptr);
+}
+
 // Note [Background saves]
 // ~~~~~~~~~~~~~~~~~~~~~~~
 // A save blocks training only while the model is copied to host memory. Four things make that correct:
-// - The copy shares no storage with live tensors (detail::snapshot_into), so the next step may change them at once.
+// - The copy shares no storage with live tensors (snapshot_into), so the next step may change them at once.
 // - On the CPU the background thread copies the optimizer's state, two thirds of the bytes with Adam, while the next
 //   step computes gradients. Only the optimizer's step changes it, and Trainer calls wait_for_copy() before that. The
 //   weights are copied at once, because the user's code may change them at any time.
@@ -65,7 +94,7 @@ std::future<absl::Status> BackgroundSaves::write_in_background(const CheckpointC
   std::optional<CheckpointContents> copy;
   detail::LaterCopies pending;
   try {
-    copy = detail::snapshot_into(contents, buffer_, &pending);
+    copy = snapshot_into(contents, buffer_, &pending);
   } catch (const std::exception&) {
     if (!absl::IsResourceExhausted(status_from_current_exception())) throw;
     return ready_future(write(contents));  // no memory for a copy: training waits for the save

@@ -4,8 +4,6 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
-#include <absl/strings/str_join.h>
-#include <absl/strings/str_split.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -18,6 +16,7 @@
 
 #include "core/tensors/evaluation_mode.h"
 #include "train/losses/counted_rows.h"
+#include "train/losses/rank_means.h"
 #include "train/losses/user_mistakes.h"
 #include "train/losses/with_precision.h"
 #include "trainkit/core/error.h"
@@ -107,19 +106,13 @@ class Sums {
 
   /// Gives all ranks the names of all, in one order.
   absl::Status share_names(ProcessGroup& group, at::Device device) {
-    std::vector<std::string> own;
+    std::vector<std::string> own, names;
     for (const Sum& one : sums_) own.push_back(one.name);
+    TRAINKIT_RETURN_IF_ERROR(detail::add_names_of_ranks(group, own, names, "broadcast"));
     std::vector<Sum> all;
-    for (int64_t rank = 0; rank < group.world_size(); ++rank) {
-      TRAINKIT_ASSIGN_OR_RETURN(const std::string text, group.broadcast_text(absl::StrJoin(own, "\n"), rank));
-      for (const absl::string_view name : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
-        const auto is_named = [&](const Sum& one) { return one.name == name; };
-        if (std::any_of(all.begin(), all.end(), is_named)) continue;
-        const auto mine = std::find_if(sums_.begin(), sums_.end(), is_named);
-        all.push_back(mine != sums_.end() ? *mine
-                                          : Sum{.name = std::string(name),
-                                                .sum = at::zeros({}, at::device(device).dtype(at::kDouble))});
-      }
+    for (const std::string& name : names) {
+      const auto mine = std::find_if(sums_.begin(), sums_.end(), [&](const Sum& one) { return one.name == name; });
+      all.push_back(mine != sums_.end() ? *mine : Sum{name, at::zeros({}, at::device(device).dtype(at::kDouble))});
     }
     sums_ = std::move(all);
     return absl::OkStatus();

@@ -12,18 +12,27 @@
 #include <limits>
 #include <tuple>
 
+#include "trainkit/core/status.h"
+
 namespace trainkit::detail {
+
+absl::Status add_names_of_ranks(ProcessGroup& group, const std::vector<std::string>& own,
+                                std::vector<std::string>& names, std::string_view what) {
+  for (int64_t rank = 0; rank < group.world_size(); ++rank) {
+    TRAINKIT_ASSIGN_OR_RETURN(const std::string text, group.broadcast_text(absl::StrJoin(own, "\n"), rank, what));
+    for (const absl::string_view name : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+      if (std::find(names.begin(), names.end(), name) == names.end()) names.emplace_back(name);
+    }
+  }
+  return absl::OkStatus();
+}
 
 /// Adds the names of all ranks' metrics to names_, in the order of the ranks.
 void RankMeans::share_names(const StepMetrics& metrics) {
   std::vector<std::string> own;
   for (const auto& [name, value] : metrics.metrics) own.push_back(name);
-  for (int64_t rank = 0; rank < group_.world_size(); ++rank) {
-    const std::string text = group_.broadcast_text(absl::StrJoin(own, "\n"), rank, "names of the metrics").value();
-    for (const absl::string_view name : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
-      if (std::find(names_.begin(), names_.end(), name) == names_.end()) names_.emplace_back(name);
-    }
-  }
+  const absl::Status shared = add_names_of_ranks(group_, own, names_, "names of the metrics");
+  if (!shared.ok()) throw absl::BadStatusOrAccess(shared);
 }
 
 /// Returns the means over all ranks of the loss and of the metrics in names_, and their weights: float64, on the

@@ -2,9 +2,11 @@
 // Averages the metrics of a step over the ranks.
 
 #include <ATen/core/Tensor.h>
+#include <absl/status/status.h>
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,6 +15,11 @@
 #include "trainkit/train/step_metrics.h"
 
 namespace trainkit::detail {
+
+/// Adds to `names` those of all ranks' metrics that it lacks, in the order of the ranks; `own` are this rank's. Every
+/// rank calls it. `what` names the exchange in errors.
+absl::Status add_names_of_ranks(ProcessGroup& group, const std::vector<std::string>& own,
+                                std::vector<std::string>& names, std::string_view what);
 
 /// The ranks exchange names that not all of them know: at once if the host knows that there are any, that is on the CPU
 /// and in the first call, else in the next call.
