@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "data/loader/batch_reader.h"
+#include "data/datasets/reading_row.h"
 
 namespace trainkit {
 

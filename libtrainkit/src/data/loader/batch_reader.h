@@ -1,27 +1,16 @@
 #pragma once
 /// Reads the rows of one batch into a slot and handles rows that cannot be read.
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>
 
+#include "data/datasets/reading_row.h"
 #include "data/loader/slot.h"
 #include "data/loader/team_read.h"
 
 namespace trainkit::detail {
-
-/// Publishes the current row of a worker; null on other threads.
-extern thread_local std::atomic<int64_t>* reading_row;
-
-inline void note_reading(const RowKey& key) {
-  if (reading_row) reading_row->store(key.origin, std::memory_order_relaxed);
-}
-
-inline void note_reading_nothing() {
-  if (reading_row) reading_row->store(-1, std::memory_order_relaxed);
-}
 
 /// Positions [begin, begin + rows) of the order of `epoch`.
 struct BatchPlan {
