@@ -123,8 +123,8 @@ void set_run_defaults(RunOptions& run) {
   run.weight_decay = 0.01;
   run.grad_clip = 1.0;
   run.scheduler = "cosine";
-  run.on_error = "replace";
-  run.cuda_graph = "auto";
+  run.on_error = OnError::kReplace;
+  run.cuda_graph = CudaGraph::kAuto;
 }
 
 void add_emotion_flags(ConfigParser& parser, EmotionOptions& options) {

@@ -42,8 +42,8 @@ absl::StatusOr<int> RecommenderApp::write_demo_data(const std::string& folder, u
 }
 
 absl::Status RecommenderApp::resolve_options(const ConfigParser& parser, RunOptions& run, const MachineInfo& machine) {
-  TRAINKIT_ASSIGN_OR_RETURN(const DevicePlan plan, resolve_devices(parser, run, machine));
-  rounding_ = share_global_batch(parser, run, plan.replicas);
+  TRAINKIT_ASSIGN_OR_RETURN(const Placement placement, resolve_devices(parser, run, machine));
+  rounding_ = share_global_batch(parser, run, placement.batch.replicas);
   return absl::OkStatus();
 }
 
@@ -72,8 +72,8 @@ absl::StatusOr<TrainingTask> RecommenderApp::open(RunContext& context) {
       .recipe = session_->recipe(run, placement, training),
       .training_set = training.rows(),
       .validation_set = validation.rows(),
-      .loss = session_->loss(training, placement.plan.devices),
-      .validation_loss = session_->loss(validation, placement.plan.devices),
+      .loss = session_->loss(training, placement.devices),
+      .validation_loss = session_->loss(validation, placement.devices),
       .make_optimizer =
           [this, run = context.run, replicas = context.placement.batch.replicas](const torch::nn::Module& model) {
             return make_optimizer(run, replicas, options_.embedding_decay, model);

@@ -89,7 +89,7 @@ void set_run_defaults(RunOptions& run) {
   run.early_stopping = 20;
   run.log_every = 100;
   run.drop_last = false;
-  run.cuda_graph = "auto";
+  run.cuda_graph = CudaGraph::kAuto;
 }
 
 void add_rec_presets(ConfigParser& parser) {

@@ -133,7 +133,7 @@ absl::StatusOr<TripletFeed> Session::feed(Part part, const RunOptions& run, cons
                       .expected = "loader"});
   }
   if (options_.draw == "device" || (options_.draw == "auto" && for_gpu && has_bits)) {
-    feed.on_device = std::make_shared<const DeviceTriplets>(feed.triplets, placement.plan.devices);
+    feed.on_device = std::make_shared<const DeviceTriplets>(feed.triplets, placement.devices);
   }
   return feed;
 }

@@ -122,7 +122,7 @@ int64_t Session::device_tables_bytes(const RecOptions& options) const {
 }
 
 StepRecipe Session::recipe(const RunOptions& run, const Placement& placement, const TripletFeed& feed) const {
-  std::vector<at::Device> devices = placement.plan.devices;
+  std::vector<at::Device> devices = placement.devices;
   if (!devices.front().is_cpu()) devices.emplace_back(at::kCPU);
   StepRecipe recipe;
   recipe.make_model = [this] { return create_model(); };

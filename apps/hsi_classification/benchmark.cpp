@@ -121,11 +121,11 @@ absl::StatusOr<PerfSettings> settings_of(const ConfigParser& parser, const Bench
   settings.model.patch_size = patch_size;
   settings.batch_size = options.batch_size;
   settings.devices = {device};
-  const DevicePlan plan{.devices = std::vector(static_cast<size_t>(options.gpus), device)};
-  settings.num_workers = resolve_num_workers({.num_workers = options.num_workers}, plan, machine);
+  const Placement placement{.devices = std::vector(static_cast<size_t>(options.gpus), device)};
+  settings.num_workers = resolve_num_workers({.num_workers = options.num_workers}, placement, machine);
   settings.prefetch_factor = options.prefetch_factor;
   settings.seconds = options.seconds;
-  settings.precision = run_precision({.mixed_precision = options.mixed_precision}, device);
+  settings.precision = resolve_precision({.mixed_precision = options.mixed_precision}, device);
   return settings;
 }
 
@@ -181,11 +181,14 @@ std::string swing_of(const PerfResult& result) {
 }
 
 /// Precisions to measure, the first one as the base of comparisons.
-std::vector<std::string> precisions_of(const PerfSettings& settings, const BenchmarkOptions& options) {
-  if (!options.precision.empty()) return options.precision;
-  const bool cuda = settings.devices.front().is_cuda();
-  if (options.mixed_precision) return {cuda ? "fp16" : "bf16"};
-  return cuda ? std::vector<std::string>{"fp32", "fp16"} : std::vector<std::string>{"fp32"};
+std::vector<Precision> precisions_of(const PerfSettings& settings, const BenchmarkOptions& options) {
+  std::vector<Precision> asked;
+  for (const std::string& name : options.precision) {
+    asked.push_back(name == "fp16" ? Precision::kFp16 : name == "bf16" ? Precision::kBf16 : Precision::kFp32);
+  }
+  if (!asked.empty()) return asked;
+  if (settings.devices.front().is_cuda() && !options.mixed_precision) return {Precision::kFp32, Precision::kFp16};
+  return {settings.precision};
 }
 
 /// Measures 1..N devices of this process, or the ranks of a launcher. Every rank measures; the first one prints.
@@ -204,9 +207,9 @@ class Scaling {
     json_["results"] = Json::array();
     for (const std::string& feed : options_.feed) {
       settings_.feed = feed == "loader" ? FeedKind::kLoader : FeedKind::kDevice;
-      for (const std::string& precision : precisions_of(settings_, options_)) {
-        settings_.precision = run_precision({.precision = precision}, first);
-        TRAINKIT_RETURN_IF_ERROR(measure_devices(feed, precision));
+      for (const Precision precision : precisions_of(settings_, options_)) {
+        settings_.precision = precision;
+        TRAINKIT_RETURN_IF_ERROR(measure_devices(feed));
       }
     }
     if (is_first()) TRAINKIT_RETURN_IF_ERROR(write_json(options_.json, json_));
@@ -220,7 +223,7 @@ class Scaling {
     if (is_first()) print_line(line);
   }
 
-  absl::Status measure_devices(const std::string& feed, const std::string& precision) {
+  absl::Status measure_devices(const std::string& feed) {
     const at::Device first = settings_.devices.front();
     double alone = 0;  // unknown with several ranks
     for (int64_t count = 1; count <= options_.gpus; ++count) {
@@ -230,14 +233,14 @@ class Scaling {
       }
       TRAINKIT_ASSIGN_OR_RETURN(const PerfResult result, measure_training(settings_));
       if (count * ranks() == 1) alone = result.patches_per_second;
-      report(count * ranks(), feed, precision, result, alone);
+      report(count * ranks(), feed, result, alone);
     }
     settings_.devices.resize(1, first);
     return absl::OkStatus();
   }
 
-  void report(int64_t devices, const std::string& feed, const std::string& precision, const PerfResult& result,
-              double alone) {
+  void report(int64_t devices, const std::string& feed, const PerfResult& result, double alone) {
+    const char* precision = name_of(settings_.precision);
     const double speedup = alone > 0 ? result.patches_per_second / alone : 0;
     const double efficiency = speedup / static_cast<double>(devices);
     const auto known = [&](double value, const char* unit) {

@@ -145,7 +145,7 @@ void set_run_defaults(RunOptions& run) {
   run.grad_clip = 1.0;
   run.scheduler = "cosine";
   run.save_every = {};
-  run.cuda_graph = "auto";
+  run.cuda_graph = CudaGraph::kAuto;
 }
 
 void add_hsi_flags(ConfigParser& parser, HsiOptions& options) {

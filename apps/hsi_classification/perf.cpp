@@ -35,7 +35,6 @@ struct Bench {
 
 absl::StatusOr<Bench> make_bench(const PerfSettings& settings) {
   const HsiModelOptions& model = settings.model;
-  const auto replicas = static_cast<int64_t>(settings.devices.size());
   const int64_t border = model.patch_size - 1;
   const int64_t pixels = settings.height * settings.width;
   Bench bench;
@@ -50,12 +49,9 @@ absl::StatusOr<Bench> make_bench(const PerfSettings& settings) {
                        .prefetch_factor = {settings.prefetch_factor},
                        .batch_size = {settings.batch_size}};
   const int64_t ranks = settings.group ? settings.group->world_size() : 1;
-  const Placement placement{.plan = {.strategy = settings.group ? "ddp"
-                                                 : replicas > 1 ? "dp"
-                                                                : "single",
-                                     .devices = settings.devices,
-                                     .replicas = replicas * ranks},
-                            .batch = {.batch_size = settings.batch_size, .replicas = replicas * ranks},
+  const int64_t replicas = static_cast<int64_t>(settings.devices.size()) * ranks;
+  const Placement placement{.devices = settings.devices,
+                            .batch = {.batch_size = settings.batch_size, .replicas = replicas},
                             .group = settings.group};
   const auto order = std::make_shared<RandomSampler>(rows.numel());
   TRAINKIT_ASSIGN_OR_RETURN(bench.loader, training_loader(dataset, order, run, MachineInfo::here(), placement));

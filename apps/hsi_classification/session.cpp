@@ -91,8 +91,8 @@ absl::StatusOr<Session> Session::open(const ConfigParser& parser, const RunOptio
   }
   const int64_t patch_size = options.used_patch_size();
   at::Tensor image = pad_mirrored(cube, patch_size / 2).contiguous();
-  const FeedKind kind = choose_feed(options.feed, image, placement.plan.devices);
-  auto feed = std::make_shared<Feed>(kind, std::move(image), patch_size, placement.plan.devices);
+  const FeedKind kind = choose_feed(options.feed, image, placement.devices);
+  auto feed = std::make_shared<Feed>(kind, std::move(image), patch_size, placement.devices);
   return Session(options, std::move(scene), std::move(preprocessing), std::move(feed), std::move(prepared));
 }
 

@@ -11,6 +11,7 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
+#include "trainkit/distributed/device_replicator.h"
 #include "trainkit/probes.h"
 #include "trainkit/report/summary.h"
 #include "trainkit/scale_plot.h"
@@ -25,7 +26,10 @@ struct ScaleFlags {
   int64_t grad_accum_steps = 1;
   std::string run = {};
   int64_t devices = 8, nodes = 1;
-  std::string inside = {}, between = {}, algorithm = "best", batch = "grows", shard = "none", cuda_graph = "on";
+  std::string inside = {}, between = {};
+  AllReduceAlgorithm algorithm = AllReduceAlgorithm::kBest;
+  Sharding shard = Sharding::kNone;
+  bool batch_grows = true, graphs = true;
   double interference = 0, contention = 0;
   std::vector<std::string> measured = {};
   bool json = false;
@@ -74,20 +78,19 @@ void add_cluster_flags(ConfigParser& parser, ScaleFlags& flags) {
               .group = cluster,
               .metavar = "LINK",
               .needs = {{"nodes", {"1"}, /*excludes=*/true}}});
-  parser.add("algorithm", &flags.algorithm,
-             {.help = "All-reduce algorithm.", .group = cluster, .choices = {"best", "ring", "tree"}});
-  parser.add("batch", &flags.batch,
+  parser.add(
+      "algorithm", &flags.algorithm,
+      {{"best", AllReduceAlgorithm::kBest}, {"ring", AllReduceAlgorithm::kRing}, {"tree", AllReduceAlgorithm::kTree}},
+      {.help = "All-reduce algorithm.", .group = cluster});
+  parser.add("batch", &flags.batch_grows, {{"grows", true}, {"fixed", false}},
              {.help = "grows: the batch per device is fixed. fixed: the global batch is fixed and divided.",
-              .group = cluster,
-              .choices = {"grows", "fixed"}});
-  parser.add("cuda_graph", &flags.cuda_graph,
+              .group = cluster});
+  parser.add("cuda_graph", &flags.graphs, {{"on", true}, {"off", false}},
              {.help = "Whether steps are CUDA graphs, with the status all-reduce of the ranks on the devices.",
-              .group = cluster,
-              .choices = {"on", "off"}});
+              .group = cluster});
   parser.add("shard", &flags.shard,
-             {.help = "What the devices divide among them, as --shard of the trainers.",
-              .group = cluster,
-              .choices = {"none", "optimizer", "gradients"}});
+             {{"none", Sharding::kNone}, {"optimizer", Sharding::kOptimizer}, {"gradients", Sharding::kGradients}},
+             {.help = "What the devices divide among them, as --shard of the trainers.", .group = cluster});
   parser.add("interference", &flags.interference,
              {.help = "Slowdown of backward during an all-reduce: 0 none, 1 complete stop.",
               .group = cluster,
@@ -158,7 +161,7 @@ absl::StatusOr<StepCost> read_step(const ConfigParser& parser, ScaleFlags& flags
 }
 
 absl::StatusOr<Cluster> read_cluster(const ConfigParser& parser, const ScaleFlags& flags) {
-  Cluster cluster{.devices_per_node = flags.devices, .nodes = flags.nodes};
+  Cluster cluster{.devices_per_node = flags.devices, .nodes = flags.nodes, .algorithm = flags.algorithm};
   const std::string hint = "nvlink4, pcie4, eth100, ...; --help lists all";
   if (flags.devices > 1 && flags.inside.empty())
     return parser.invalid("inside", "needed with several devices", "a link", hint);
@@ -170,8 +173,6 @@ absl::StatusOr<Cluster> read_cluster(const ConfigParser& parser, const ScaleFlag
   if (!flags.between.empty()) {
     TRAINKIT_ASSIGN_OR_RETURN(cluster.between, read_link(parser, "between", flags.between));
   }
-  if (flags.algorithm == "ring") cluster.algorithm = AllReduceAlgorithm::kRing;
-  if (flags.algorithm == "tree") cluster.algorithm = AllReduceAlgorithm::kTree;
   return cluster;
 }
 
@@ -323,12 +324,12 @@ absl::StatusOr<int> scale_command(const Arguments& arguments) {
   TRAINKIT_ASSIGN_OR_RETURN(const StepCost step, read_step(parser, flags));
   TRAINKIT_ASSIGN_OR_RETURN(const Cluster cluster, read_cluster(parser, flags));
   TRAINKIT_ASSIGN_OR_RETURN(const auto measured, read_measured(parser, flags));
-  const ScalingOptions options{.batch_grows = flags.batch == "grows",
+  const ScalingOptions options{.batch_grows = flags.batch_grows,
                                .interference = flags.interference,
                                .contention = flags.contention,
-                               .shards = flags.shard != "none",
-                               .reductions = flags.shard == "gradients" ? flags.grad_accum_steps : 1,
-                               .graphs = flags.cuda_graph == "on"};
+                               .shards = flags.shard != Sharding::kNone,
+                               .reductions = flags.shard == Sharding::kGradients ? flags.grad_accum_steps : 1,
+                               .graphs = flags.graphs};
   const std::vector<Row> rows = predict(step, cluster, options, measured);
   if (!flags.plot.empty()) TRAINKIT_RETURN_IF_ERROR(write_plot(flags.plot, step, options.batch_grows, rows));
   print(flags.json ? json(step, cluster, rows) : table(step, rows));

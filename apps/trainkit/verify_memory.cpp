@@ -10,6 +10,7 @@
 
 #include "core/device/gpu_kernel_support.h"
 #include "train/planning/gpu_libraries.h"
+#include "trainkit/app/app.h"
 #include "trainkit/app/memory_plan.h"
 #include "trainkit/app/run_options.h"
 #include "trainkit/core/format.h"
@@ -48,23 +49,21 @@ StepRecipe recipe_of_step() {
 }
 
 /// Plans the memory of the step with the code that the trainers use.
-absl::StatusOr<MemoryPlan> plan_of(const StepRecipe& recipe, at::Device device, const std::string& precision) {
+absl::StatusOr<MemoryPlan> plan_of(const StepRecipe& recipe, at::Device device, Precision precision) {
   RunOptions run;
   ConfigParser parser({.name = "trainkit doctor"});
   add_run_flags(parser, run);
   TRAINKIT_RETURN_IF_ERROR(parser
-                               .parse({"--device", device.str(), "--precision", precision, "--batch_size",
+                               .parse({"--device", device.str(), "--precision", name_of(precision), "--batch_size",
                                        std::to_string(kStepRows), "--grad_clip", "0", "--dry_run"})
                                .status());
-  Placement placement;
-  placement.plan.devices = {device};
-  placement.batch.batch_size = kStepRows;
+  Placement placement{.devices = {device}, .batch = {.batch_size = kStepRows}};
   return plan_memory(parser, run, MachineInfo::here(), recipe, placement);
 }
 
 /// Caches plan_of by precision and compute capability: the plan is the same for GPUs of one kind.
-absl::StatusOr<MemoryPlan> shared_plan(const StepRecipe& recipe, at::Device device, const std::string& precision) {
-  static std::map<std::pair<std::string, int>, MemoryPlan> known;
+absl::StatusOr<MemoryPlan> shared_plan(const StepRecipe& recipe, at::Device device, Precision precision) {
+  static std::map<std::pair<Precision, int>, MemoryPlan> known;
   const std::pair key(precision, device.is_cuda() ? trainkit::detail::compute_capability(device) : 0);
   if (const auto found = known.find(key); found != known.end()) return found->second;
   TRAINKIT_ASSIGN_OR_RETURN(MemoryPlan plan, plan_of(recipe, device, precision));
@@ -89,17 +88,15 @@ struct Peaks {
 };
 
 absl::StatusOr<Peaks> measure_peaks(const StepRecipe& recipe, const MemoryPlan& plan, at::Device device,
-                                    const std::string& precision) {
+                                    Precision precision) {
   TRAINKIT_ASSIGN_OR_RETURN(const auto devices, DeviceReplicator::create(recipe.make_model, {.device = device}));
   TRAINKIT_ASSIGN_OR_RETURN(const auto loader,
                             Prefetcher::create(recipe.dataset, SequentialSampler(recipe.dataset->size()),
                                                {.batch_size = kStepRows, .num_workers = 1, .device = device}));
-  TRAINKIT_ASSIGN_OR_RETURN(auto trainer,
-                            Trainer::create(*devices, recipe.make_optimizer(),
-                                            {.max_epochs = 0,
-                                             .max_steps = 2,
-                                             .precision = precision == "bf16" ? Precision::kBf16 : Precision::kFp32,
-                                             .predicted_memory = plan.predicted()}));
+  TRAINKIT_ASSIGN_OR_RETURN(
+      auto trainer,
+      Trainer::create(*devices, recipe.make_optimizer(),
+                      {.max_epochs = 0, .max_steps = 2, .precision = precision, .predicted_memory = plan.predicted()}));
   TRAINKIT_ASSIGN_OR_RETURN(const TrainerResult result, trainer.fit(*loader, recipe.loss));
   return Peaks{result.predicted_memory_bytes, result.real_memory_bytes};
 }
@@ -112,16 +109,16 @@ Checked verify_memory(at::Device device) {
   std::string text;
   nlohmann::ordered_json value;
   bool passed = true;
-  for (const std::string precision : {"fp32", "bf16"}) {
+  for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
     const MemoryPlan plan = shared_plan(recipe, device, precision).value();
     if (!plan.known()) return {Checked::State::kSkipped, "no prediction: " + plan.unavailable};
     const int64_t left_before = reset_memory(device);
     Peaks peaks = measure_peaks(recipe, plan, device, precision).value();
     peaks.real -= left_before;
     passed = passed && std::abs(peaks.error()) <= kMemoryBound;
-    text += fmt::format("{}{} {} predicted, {} real ({:+.1f}%)", text.empty() ? "" : ", ", precision,
+    text += fmt::format("{}{} {} predicted, {} real ({:+.1f}%)", text.empty() ? "" : ", ", name_of(precision),
                         format_size(peaks.predicted), format_size(peaks.real), 100 * peaks.error());
-    value[precision] = {{"predicted", peaks.predicted}, {"real", peaks.real}, {"error", peaks.error()}};
+    value[name_of(precision)] = {{"predicted", peaks.predicted}, {"real", peaks.real}, {"error", peaks.error()}};
   }
   value["bound"] = kMemoryBound;
   return passed_if(passed, text + fmt::format("; bound {:g}%", 100 * kMemoryBound), value,

@@ -147,7 +147,7 @@ void set_run_defaults(RunOptions& run) {
   run.grad_clip = 1.0;
   run.scheduler = "cosine";
   run.warmup_steps = 100;
-  run.cuda_graph = "auto";
+  run.cuda_graph = CudaGraph::kAuto;
 }
 
 void add_transformer_flags(ConfigParser& parser, TransformerOptions& options) {

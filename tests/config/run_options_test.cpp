@@ -2,6 +2,7 @@
 #include "trainkit/app/run_options.h"
 
 #include "config_test_util.h"
+#include "trainkit/app/placement.h"
 
 using namespace trainkit;
 using namespace trainkit::test;
@@ -16,7 +17,7 @@ TEST_CASE("Defaults of the shared flags are the trainers'", "[config][run_option
   CHECK(run.pin_memory);
   CHECK(run.timeout == std::chrono::seconds(60));
   CHECK(run.dist_timeout == std::chrono::seconds(120));
-  CHECK(run.on_error == "fail");
+  CHECK(run.on_error == OnError::kFail);
   CHECK(run.num_workers.is_auto());
   CHECK(run.output_dir == "runs/transformer");
 }
@@ -128,12 +129,12 @@ TEST_CASE("auto selects the first GPU if there is one", "[config][run_options]")
 
 TEST_CASE("Mixed precision is fp16 on a GPU and bf16 on a CPU, and --precision overrides it", "[config][run_options]") {
   const c10::Device cpu(c10::kCPU), gpu(c10::kCUDA, 0);
-  CHECK(resolve_precision({}, gpu) == c10::kFloat);
-  CHECK(resolve_precision({.mixed_precision = true}, gpu) == c10::kHalf);
-  CHECK(resolve_precision({.mixed_precision = true}, cpu) == c10::kBFloat16);
-  CHECK(resolve_precision({.mixed_precision = true, .precision = "fp32"}, gpu) == c10::kFloat);
-  CHECK(resolve_precision({.precision = "bf16"}, gpu) == c10::kBFloat16);
-  CHECK(resolve_precision({.precision = "fp16"}, gpu) == c10::kHalf);
+  CHECK(resolve_precision({}, gpu) == Precision::kFp32);
+  CHECK(resolve_precision({.mixed_precision = true}, gpu) == Precision::kFp16);
+  CHECK(resolve_precision({.mixed_precision = true}, cpu) == Precision::kBf16);
+  CHECK(resolve_precision({.mixed_precision = true, .precision = Precision::kFp32}, gpu) == Precision::kFp32);
+  CHECK(resolve_precision({.precision = Precision::kBf16}, gpu) == Precision::kBf16);
+  CHECK(resolve_precision({.precision = Precision::kFp16}, gpu) == Precision::kFp16);
   // A default that the program chose by device does not conflict with a user's value.
   TrainerFlags program;
   program.machine.cuda_devices = 1;
@@ -174,8 +175,8 @@ TEST_CASE("Automatic workers count the devices in use, not the visible GPUs", "[
                                                              {{"--use_multi_gpu"}, 8}}) {
     TrainerFlags program;
     REQUIRE(program.parser.parse(flags).ok());
-    const DevicePlan plan = resolve_devices(program.parser, program.run, eight_gpus).value();
-    CHECK(resolve_num_workers(program.run, plan, eight_gpus) == expected);
+    const Placement placement = resolve_devices(program.parser, program.run, eight_gpus).value();
+    CHECK(resolve_num_workers(program.run, placement, eight_gpus) == expected);
   }
 }
 
@@ -192,10 +193,10 @@ namespace {
 std::string devices_of(const std::vector<std::string>& flags, const MachineInfo& machine) {
   TrainerFlags program;
   if (const auto request = program.parser.parse(flags); !request.ok()) return error_line(request.status());
-  const auto plan = resolve_devices(program.parser, program.run, machine);
-  if (!plan.ok()) return error_line(plan.status());
-  std::string text = plan->strategy + " " + std::to_string(plan->replicas) + ":";
-  for (const c10::Device device : plan->devices) text += " " + device.str();
+  const auto placement = resolve_devices(program.parser, program.run, machine);
+  if (!placement.ok()) return error_line(placement.status());
+  std::string text = name_of(placement->strategy) + (" " + std::to_string(placement->batch.replicas)) + ":";
+  for (const c10::Device device : placement->devices) text += " " + device.str();
   return text;
 }
 

@@ -334,22 +334,31 @@ class VariableBinding : public Binding {
 class ChoiceBinding : public Binding {
  public:
   ChoiceBinding(std::vector<std::string> names, std::function<size_t()> get, std::function<void(size_t)> set)
-      : names_(std::move(names)), get_(std::move(get)), set_(std::move(set)) {}
+      : names_(std::move(names)),
+        get_(std::move(get)),
+        set_(std::move(set)),
+        may_be_nothing_(get_() == names_.size()) {}
 
   std::optional<Fault> assign(const RawValue& raw, const OptionSpec& spec, bool commit) override {
     std::string word;
-    if (auto fault = parse(raw, spec, word)) return fault;
+    if (raw.kind != Kind::kNull || !may_be_nothing_) {
+      if (auto fault = parse(raw, spec, word)) return fault;
+    }
     if (commit) set_(std::find(names_.begin(), names_.end(), word) - names_.begin());
     return std::nullopt;
   }
-  std::string to_yaml(const OptionSpec&) const override { return names_.at(get_()); }
-  std::string to_text() const override { return names_.at(get_()); }
+  std::string to_yaml(const OptionSpec& spec) const override { return yaml(to_text(), spec); }
+  std::string to_text() const override {
+    const size_t i = get_();  // the number of names: an empty value
+    return i < names_.size() ? names_[i] : "";
+  }
   std::string metavar(const OptionSpec&) const override { return join(names_, "|", "|"); }
 
  private:
   std::vector<std::string> names_;
   std::function<size_t()> get_;
   std::function<void(size_t)> set_;
+  bool may_be_nothing_;
 };
 
 }  // namespace

@@ -137,7 +137,7 @@ TEST_CASE("A step that draws random numbers on the CPU, or reads a scalar, is no
 
 TEST_CASE("By default a loss with a changing host value trains as the eager step does", "[train][step_graphs]") {
   CHECK(TrainerOptions().cuda_graph == CudaGraph::kOff);
-  CHECK(RunOptions().cuda_graph == "off");
+  CHECK(RunOptions().cuda_graph == CudaGraph::kOff);
   std::vector<std::vector<at::Tensor>> weights;
   for (const bool is_default : {false, true}) {
     torch::manual_seed(1);

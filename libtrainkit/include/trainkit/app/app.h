@@ -290,19 +290,14 @@ absl::Status bad_word(const std::string& word, const std::string& problem, const
 absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOptions& run, const Placement& placement,
                                                const Prefetcher& loader, double min_lr_factor = 0);
 
-/// Returns the precision of a run on `device`, see resolve_precision.
-Precision run_precision(const RunOptions& run, at::Device device);
 /// "fp32", "bf16" or "fp16".
 const char* name_of(Precision precision);
-
-/// Returns the value of --cuda_graph.
-CudaGraph run_cuda_graph(const RunOptions& run);
 
 /// Sets the number of LibTorch's intra-op threads to --threads and returns it. By default the threads share the
 /// processors that the loader's workers leave free (suggest_intra_op_threads) with the other ranks of this machine. The
 /// number never exceeds the current one (OMP_NUM_THREADS). The last bits of LibTorch's sums depend on this number. It
 /// depends only on the flags and the machine, so a resumed run uses the same number.
-int share_processors(const RunOptions& run, const DevicePlan& plan, const MachineInfo& machine, ReadCost cost);
+int share_processors(const RunOptions& run, const Placement& placement, const MachineInfo& machine, ReadCost cost);
 
 /// Returns the facts for the first lines of a run: strategy and devices, batches, precision, parameters, memory of
 /// weights and optimizer, fields of a batch.

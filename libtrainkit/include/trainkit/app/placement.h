@@ -3,11 +3,14 @@
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
+#include <c10/core/Device.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "trainkit/app/run_options.h"
 #include "trainkit/config/config.h"
@@ -43,11 +46,23 @@ void print_line(const std::string& line);
 
 // ---- Determines where a program trains: ranks, devices, batch size, and the rows of each rank.
 
-/// Placement of one process in its run.
+/// Rows per optimizer step: batch_size x replicas x grad_accum_steps.
+struct BatchPlan {
+  int64_t batch_size = 1;
+  /// Number of replicas over all processes.
+  int64_t replicas = 1;
+  int64_t grad_accum_steps = 1;
+  int64_t global_batch_size() const { return batch_size * replicas * grad_accum_steps; }
+};
+
+/// Where one process of a run trains.
 struct Placement {
-  DevicePlan plan;
-  BatchPlan batch;
-  /// Ranks of ddp; nullptr for one process.
+  /// kAuto follows from devices and group, as in DeviceReplicatorOptions. resolve_devices() returns another one.
+  Strategy strategy = Strategy::kAuto;
+  /// Devices of this process, one model replica on each; the CPU is repeated once per logical replica.
+  std::vector<at::Device> devices = {at::kCPU};
+  BatchPlan batch = {};
+  /// Ranks of kDistributed; nullptr for one process.
   std::shared_ptr<ProcessGroup> group = nullptr;
   /// Warnings, one sentence each: problems of the launcher's environment, GPUs that our kernels were not compiled for.
   std::vector<std::string> warnings = {};
@@ -56,12 +71,35 @@ struct Placement {
   int64_t ranks() const { return group ? group->world_size() : 1; }
   /// True for the one process that writes files and prints.
   bool is_first() const { return rank() == 0; }
-  at::Device device() const { return plan.devices.front(); }
+  at::Device device() const { return devices.front(); }
 };
+
+/// "auto", "single", "dp" or "ddp".
+const char* name_of(Strategy strategy);
 
 /// Describes this machine and, from the launcher's environment, this process. Errors: those of read_launch_environment
 /// (exit code 8).
 absl::StatusOr<MachineInfo> launched_machine(const EnvironmentVariables& variables = environment_variables());
+
+/// Resolves --strategy, --device, --use_multi_gpu, --gpu_ids and --parallel to strategy, devices and batch.replicas;
+/// the group stays nullptr. auto is ddp under a launcher, dp if several devices are requested, else single. A rank of
+/// ddp uses the GPU with its local rank. Errors: more devices than the machine has; flags that contradict each other or
+/// the launcher.
+absl::StatusOr<Placement> resolve_devices(const ConfigParser& parser, const RunOptions& options,
+                                          const MachineInfo& machine = MachineInfo::here());
+
+/// Resolves batch_size and grad_accum_steps on `replicas` devices: as given, or to reach `global_batch_size` (0: the
+/// value in the options, if set). In the latter case the batch per device is the largest divisor of its share that is
+/// at most --batch_size. With --batch_size auto it is one row until the memory is planned. Error of exit code 8: the
+/// global batch is not divisible by the replicas.
+absl::StatusOr<BatchPlan> resolve_batch(const ConfigParser& parser, const RunOptions& options, int64_t replicas,
+                                        int64_t global_batch_size = 0);
+
+/// Returns --num_workers for this process: auto is min(cpus / 2, 8, 2 x devices), divided among the ranks of this
+/// machine, and at least 1. The devices are those that all ranks of this machine train on, logical replicas included;
+/// other visible GPUs do not count.
+int resolve_num_workers(const RunOptions& options, const Placement& placement,
+                        const MachineInfo& machine = MachineInfo::here());
 
 /// Chooses devices and batch of a run; call check_run_options first. Under a launcher it connects to the other ranks
 /// and compares the settings with theirs before any collective. Paths and settings of a single machine (workers,
@@ -105,10 +143,8 @@ absl::StatusOr<std::unique_ptr<Prefetcher>> evaluation_loader(std::shared_ptr<co
 absl::Status compare_data(const Placement& placement,
                           std::initializer_list<std::pair<const char*, const Dataset*>> sets);
 
-/// Returns --shard.
-Sharding sharding_of(const RunOptions& run);
-
-/// Returns the options for DeviceReplicator::create.
+/// Returns the options for DeviceReplicator::create: the devices of `placement`, and what the flags add to them.
+DeviceReplicatorOptions replicator_options(const Placement& placement);
 DeviceReplicatorOptions replicator_options(const RunOptions& run, const Placement& placement);
 
 }  // namespace trainkit

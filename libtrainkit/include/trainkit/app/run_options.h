@@ -4,25 +4,29 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <c10/core/Device.h>
-#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "trainkit/config/config.h"
+#include "trainkit/data/prefetcher.h"
+#include "trainkit/distributed/device_replicator.h"
+#include "trainkit/train/step_options.h"
+#include "trainkit/train/trainer.h"
 
 namespace trainkit {
+
+/// What to do when a checkpoint cannot be written: end the run, or continue with the last good one.
+enum class OnSaveError { kFail, kContinue };
 
 /// Values of the shared flags, one member per flag. A program changes defaults before add_run_flags:
 ///
 ///   RunOptions run{.output_dir = "runs/transformer", .epochs = 100, .batch_size = {16}, .lr = 3e-4};
 ///   add_run_flags(parser, run);
 ///
-/// An empty string, an empty list and nullopt mean "not given". Choices (on_error, strategy, precision, ...) remain
-/// strings, checked against the flag's choices.
+/// An empty string, an empty list and nullopt mean "not given".
 struct RunOptions {
   // Data
   std::string data_dir = {};
@@ -36,8 +40,7 @@ struct RunOptions {
   bool drop_last = true;
   Seconds timeout{60};
   bool pin_memory = true;
-  /// fail, skip or replace.
-  std::string on_error = "fail";
+  OnError on_error = OnError::kFail;
   /// -1 means unlimited.
   int64_t max_bad_samples = -1;
   /// Output folder for a small data set, written instead of training.
@@ -58,8 +61,7 @@ struct RunOptions {
   int64_t keep_last = 3;
   /// Steps between checkpoints that are kept permanently; 0 disables them.
   int64_t keep_every = 0;
-  /// fail or continue.
-  std::string on_save_error = "fail";
+  OnSaveError on_save_error = OnSaveError::kFail;
   std::string tensorboard_dir = {};
   std::string resume = {};
   std::string init_from = {};
@@ -86,7 +88,7 @@ struct RunOptions {
   double grad_clip = 1.0;
   /// Decay of an exponential moving average of the weights; 0 disables it.
   double ema = 0;
-  /// constant, linear, cosine, cosine_restarts, step, one_cycle or plateau.
+  /// plateau, or a name for create_schedule: constant, linear, cosine, cosine_restarts, step or one_cycle.
   std::string scheduler = "cosine";
   int64_t warmup_steps = 0;
   /// Scheduler plateau: evaluations without improvement, and the factor that the rate is then multiplied by.
@@ -94,37 +96,34 @@ struct RunOptions {
   double factor = 0.5;
   /// Evaluations without improvement that end the run; 0 disables early stopping.
   int64_t early_stopping = 0;
-  /// fail, skip or rollback.
-  std::string on_nonfinite = "fail";
+  OnNonfinite on_nonfinite = OnNonfinite::kFail;
   int64_t max_nonfinite = 20;
 
   // Devices
   /// auto, cpu, cuda or cuda:N.
   std::string device = "auto";
-  /// auto, single, dp or ddp.
-  std::string strategy = "auto";
+  Strategy strategy = Strategy::kAuto;
   bool use_multi_gpu = false;
   std::vector<int> gpu_ids = {};
   int64_t parallel = 1;
   bool mixed_precision = false;
-  /// fp32, bf16 or fp16; empty follows mixed_precision.
-  std::string precision = {};
-  /// highest, high or medium: torch.set_float32_matmul_precision.
+  /// Unset follows mixed_precision.
+  std::optional<Precision> precision = {};
+  /// highest, high or medium, for at::Context::setFloat32MatmulPrecision.
   std::string float32_matmul_precision = "highest";
-  /// auto, on or off: capture of a step as one CUDA graph. A program whose loss function and model read no changing
-  /// host values sets the default to auto, as the bundled trainers do.
-  std::string cuda_graph = "off";
+  /// A program whose loss function and model read no changing host values sets the default to kAuto, as the bundled
+  /// trainers do.
+  CudaGraph cuda_graph = CudaGraph::kOff;
   Seconds dist_timeout{120};
+  /// loopback, or an address of this machine.
   std::string dist_bind = "loopback";
   /// Ranks of one machine all-reduce CPU tensors in shared memory; see ProcessGroupOptions.
   bool dist_shared_memory = true;
-  /// none, fp16 or bf16: type of the gradients that ddp sends.
-  std::string grad_compression = "none";
-  /// none, optimizer or gradients: what the ranks of ddp divide among them; see Sharding.
-  std::string shard = "none";
-  /// auto, on or off: SyncBatchNorm layers of several replicas normalise with the rows of all. auto: on below 16 rows
-  /// per replica.
-  std::string sync_batchnorm = "auto";
+  GradientCompression grad_compression = GradientCompression::kNone;
+  Sharding shard = Sharding::kNone;
+  /// Whether SyncBatchNorm layers of several replicas normalise with the rows of all. Unset (auto): below 16 rows per
+  /// replica.
+  std::optional<bool> sync_batchnorm = {};
   /// Predict the memory of a step before the run.
   bool plan_memory = true;
   /// Memory of each device in the plan ("24GiB"); empty: the memory that is free now.
@@ -176,50 +175,13 @@ absl::Status check_run_options(const ConfigParser& parser, const RunOptions& opt
 absl::StatusOr<c10::Device> resolve_device(const ConfigParser& parser, const RunOptions& options,
                                            const MachineInfo& machine = MachineInfo::here());
 
-/// Devices of a run.
-struct DevicePlan {
-  /// single, dp or ddp.
-  std::string strategy = "single";
-  /// Devices of this process, one model replica on each; the CPU is repeated once per logical replica.
-  std::vector<c10::Device> devices = {c10::Device(c10::kCPU)};
-  /// Number of replicas over all processes.
-  int64_t replicas = 1;
-};
-
-/// Resolves --strategy, --device, --use_multi_gpu, --gpu_ids and --parallel to devices. auto is ddp under a launcher,
-/// dp if several devices are requested, else single. A rank of ddp uses the GPU with its local rank. Errors: more
-/// devices than the machine has; flags that contradict each other or the launcher.
-absl::StatusOr<DevicePlan> resolve_devices(const ConfigParser& parser, const RunOptions& options,
-                                           const MachineInfo& machine = MachineInfo::here());
-
-/// Rows per optimizer step: batch_size x replicas x grad_accum_steps.
-struct BatchPlan {
-  int64_t batch_size = 1;
-  int64_t replicas = 1;
-  int64_t grad_accum_steps = 1;
-  int64_t global_batch_size() const { return batch_size * replicas * grad_accum_steps; }
-};
-
-/// Resolves batch_size and grad_accum_steps on `replicas` devices: as given, or to reach `global_batch_size` (0: the
-/// value in the options, if set). In the latter case the batch per device is the largest divisor of its share that is
-/// at most --batch_size. With --batch_size auto it is one row until the memory is planned. Error of exit code 8: the
-/// global batch is not divisible by the replicas.
-absl::StatusOr<BatchPlan> resolve_batch(const ConfigParser& parser, const RunOptions& options, int64_t replicas,
-                                        int64_t global_batch_size = 0);
-
 /// Returns --lr, multiplied by the replicas with --auto_scale_lr (linear scaling rule: Goyal et al. 2017, arXiv
 /// 1706.02677).
 double resolve_lr(const RunOptions& options, int64_t replicas);
 
 /// Returns the data type of the computation: --precision; else with --mixed_precision fp16 on CUDA and bf16 on the CPU;
 /// else fp32.
-c10::ScalarType resolve_precision(const RunOptions& options, c10::Device device);
-
-/// Returns --num_workers for this process: auto is min(cpus / 2, 8, 2 x devices), divided among the ranks of this
-/// machine, and at least 1. `devices` are those that all ranks of this machine train on, logical replicas included;
-/// other visible GPUs do not count.
-int resolve_num_workers(const RunOptions& options, const DevicePlan& plan,
-                        const MachineInfo& machine = MachineInfo::here());
+Precision resolve_precision(const RunOptions& options, c10::Device device);
 
 /// Prepares `options.output_dir` for a run. A dry run only tries to write there, and leaves nothing.
 ///

@@ -12,7 +12,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -28,7 +27,8 @@ struct IntOrAuto {
   bool operator==(const IntOrAuto&) const = default;
 };
 
-/// Types of variables that can be bound to an option. For an enum see ConfigParser::add.
+/// Types of variables that can be bound to an option. For others, such as enums, ConfigParser::add takes the names of
+/// the values.
 template <class T>
 concept OptionType = std::same_as<T, bool> || std::same_as<T, int> || std::same_as<T, int64_t> ||
     std::same_as<T, uint64_t> || std::same_as<T, double> || std::same_as<T, std::string> || std::same_as<T, Seconds> ||
@@ -171,10 +171,10 @@ class ConfigParser {
     add_option(std::move(name), detail::make_binding(variable), std::move(spec));
   }
 
-  /// Adds an enum option: add("mode", &mode, {{"fast", Mode::kFast}, {"exact", Mode::kExact}}).
-  template <class Enum>
-  requires std::is_enum_v<Enum>
-  void add(std::string name, Enum* variable, std::vector<std::pair<std::string, Enum>> names, OptionSpec spec = {}) {
+  /// Adds an option whose values have names: add("mode", &mode, {{"fast", Mode::kFast}, {"exact", Mode::kExact}}). A
+  /// default without a name, such as nullopt of a std::optional<Mode>, is an empty value: null in a file.
+  template <class T>
+  void add(std::string name, T* variable, std::vector<std::pair<std::string, T>> names, OptionSpec spec = {}) {
     std::vector<std::string> words;
     for (const auto& [word, value] : names) words.push_back(word);
     spec.choices = words;
@@ -183,7 +183,9 @@ class ConfigParser {
       while (i < names.size() && names[i].second != *variable) ++i;
       return i;
     };
-    const auto set = [variable, names](size_t i) { *variable = names.at(i).second; };
+    const auto set = [variable, names, empty = *variable](size_t i) {
+      *variable = i < names.size() ? names[i].second : empty;
+    };
     add_option(std::move(name), detail::make_choice_binding(std::move(words), get, set), std::move(spec));
   }
 

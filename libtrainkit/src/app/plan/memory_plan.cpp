@@ -39,14 +39,14 @@ absl::StatusOr<int64_t> given_memory(const ConfigParser& parser, const RunOption
 
 /// Replicas of this machine, which share its memory.
 int64_t replicas_here(const MachineInfo& machine, const Placement& placement) {
-  return static_cast<int64_t>(placement.plan.devices.size()) * std::max<int64_t>(machine.local_ranks, 1);
+  return static_cast<int64_t>(placement.devices.size()) * std::max<int64_t>(machine.local_ranks, 1);
 }
 
 /// Returns the memory that a device has free for the run.
 int64_t free_memory(const MachineInfo& machine, const Placement& placement) {
   if (!placement.device().is_cpu()) {
     int64_t least = 0;
-    for (const at::Device device : placement.plan.devices) {
+    for (const at::Device device : placement.devices) {
       const auto index = std::max<c10::DeviceIndex>(device.index(), 0);
       const auto bytes = static_cast<int64_t>(at::accelerator::getMemoryInfo(index).first);
       least = least == 0 ? bytes : std::min(least, bytes);
@@ -74,7 +74,7 @@ absl::StatusOr<BatchSizePlannerOptions> planner_options(const ConfigParser& pars
   if (options.device_bytes == 0) options.device_bytes = free_memory(machine, placement);
   options.reserve_bytes = for_gpu ? kCudaReserveBytes : 0;
   if (parser.is_given("grad_accum_steps")) options.grad_accum_steps = run.grad_accum_steps;
-  options.devices = run.plan_devices > 0 ? run.plan_devices : placement.plan.replicas;
+  options.devices = run.plan_devices > 0 ? run.plan_devices : placement.batch.replicas;
   TRAINKIT_ASSIGN_OR_RETURN(options.global_batch_size, global_batch(run));
   const int64_t rows = std::max<int64_t>(1, recipe.dataset->size() / (options.devices * options.grad_accum_steps));
   options.max_batch_size = std::min(for_gpu ? options.max_batch_size : kLargestCpuBatch, rows);
@@ -92,21 +92,20 @@ int64_t schedule_bytes(const RunOptions& run, const StepRecipe& recipe, const Pl
 /// Sets the parts of the recipe that follow from the flags.
 void fill_in(StepRecipe& recipe, const RunOptions& run, const MachineInfo& machine, const Placement& placement,
              bool for_gpu, int64_t devices) {
-  recipe.step.precision = run_precision(run, placement.device());
+  recipe.step.precision = resolve_precision(run, placement.device());
   recipe.step.grad_clip = run.grad_clip;
   recipe.step.ema_decay = run.ema;
-  recipe.step.cuda_graph = placement.plan.replicas == 1 ? run_cuda_graph(run) : CudaGraph::kOff;
-  const int64_t slots = resolve_num_workers(run, placement.plan, machine) * run.prefetch_factor.value.value_or(2);
+  recipe.step.cuda_graph = placement.batch.replicas == 1 ? run.cuda_graph : CudaGraph::kOff;
+  const int64_t slots = resolve_num_workers(run, placement, machine) * run.prefetch_factor.value.value_or(2);
   recipe.for_gpu = for_gpu;
   if (placement.device().is_cuda()) recipe.has_gpu_kernels = detail::has_gpu_kernels(placement.device());
   recipe.libraries = detail::gpu_libraries(placement.device());
-  const bool has_ranks = placement.plan.strategy == "ddp";
-  recipe.captures_graph = for_gpu && run.cuda_graph != "off";
+  recipe.captures_graph = for_gpu && run.cuda_graph != CudaGraph::kOff;
   const bool counts_on_device = recipe.captures_graph || recipe.step.precision == Precision::kFp16;
   if (for_gpu && counts_on_device) recipe.schedule_bytes = schedule_bytes(run, recipe, placement);
   recipe.live_batches = for_gpu ? 2 : std::max<int64_t>(2, slots);  // the loader's ring is in host memory
-  recipe.keeps_gradients |= has_ranks;
-  recipe.sharding = devices > 1 ? sharding_of(run) : Sharding::kNone;
+  recipe.keeps_gradients |= placement.strategy == Strategy::kDistributed;
+  recipe.sharding = devices > 1 ? run.shard : Sharding::kNone;
   recipe.ranks = devices;
 }
 

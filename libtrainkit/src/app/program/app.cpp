@@ -211,7 +211,7 @@ class AppRun {
     TRAINKIT_RETURN_IF_ERROR(app_.on_evaluation(context_, step, metrics, *devices_));
     if (!best_) return absl::OkStatus();
     const absl::Status kept = best_->offer(step, metrics.at(settings_.monitor), *devices_->module());
-    if (!kept.ok() && run_.on_save_error != "continue") return kept;
+    if (!kept.ok() && run_.on_save_error == OnSaveError::kFail) return kept;
     if (!kept.ok())
       folder_->logger().print("warning: " + error_line(kept) + "; continuing with the earlier best weights");
     const bool is_best = best_->writes() && best_->step() == step;
@@ -256,7 +256,7 @@ absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& 
   if (placement.is_first()) TRAINKIT_RETURN_IF_ERROR(detail::prepare_folders(app, parser, run));
   at::globalContext().setBenchmarkCuDNN(run.cudnn_benchmark);
   at::globalContext().setFloat32MatmulPrecision(run.float32_matmul_precision);
-  share_processors(run, placement.plan, machine, app.read_cost());
+  share_processors(run, placement, machine, app.read_cost());
   std::optional<MemoryPlan> memory;
   bool were_finished = true;
   for (int64_t i = 0; i < app.repeats(); ++i) {

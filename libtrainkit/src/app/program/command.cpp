@@ -40,13 +40,13 @@ void forget_placement(const ConfigParser& parser, RunOptions& run) {
 
 /// Returns the precision of the run. A run in fp16 on a GPU is used in fp32 on a CPU, which lacks fp16.
 absl::StatusOr<Precision> precision_of(const ConfigParser& parser, RunOptions& run, at::Device device) {
-  if (run.precision == "fp16" && device.is_cpu()) {
+  if (run.precision == Precision::kFp16 && device.is_cpu()) {
     if (parser.source("precision").starts_with("--")) {
       return parser.invalid("precision", "fp16 needs a GPU", "fp32 or bf16 on a CPU");
     }
-    run.precision = "fp32";
+    run.precision = Precision::kFp32;
   }
-  return run_precision(run, device);
+  return resolve_precision(run, device);
 }
 
 absl::StatusOr<PredictorOptions> predictor_options(const ConfigParser& parser, RunOptions& run, ReadCost cost) {
@@ -55,15 +55,14 @@ absl::StatusOr<PredictorOptions> predictor_options(const ConfigParser& parser, R
     return bad_word("the launcher", "this command runs in one process", "no launcher",
                     "--use_multi_gpu or --parallel N uses several devices");
   }
-  TRAINKIT_ASSIGN_OR_RETURN(const DevicePlan plan, resolve_devices(parser, run, machine));
-  const at::Device device = plan.devices.front();
-  PredictorOptions options{.devices = plan.devices,
+  TRAINKIT_ASSIGN_OR_RETURN(const Placement placement, resolve_devices(parser, run, machine));
+  PredictorOptions options{.devices = placement.devices,
                            .loader = {.batch_size = run.batch_size.value.value_or(32),
-                                      .num_workers = resolve_num_workers(run, plan, machine),
+                                      .num_workers = resolve_num_workers(run, placement, machine),
                                       .timeout = std::chrono::duration_cast<std::chrono::milliseconds>(run.timeout),
                                       .pin_memory = run.pin_memory}};
-  TRAINKIT_ASSIGN_OR_RETURN(options.precision, precision_of(parser, run, device));
-  share_processors(run, plan, machine, cost);
+  TRAINKIT_ASSIGN_OR_RETURN(options.precision, precision_of(parser, run, placement.device()));
+  share_processors(run, placement, machine, cost);
   return options;
 }
 

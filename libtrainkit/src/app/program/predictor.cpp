@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "trainkit/amp/autocast.h"
+#include "trainkit/app/placement.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
@@ -99,14 +100,7 @@ absl::StatusOr<RunWeights> find_weights(const std::string& path) {
 
 DeviceReplicatorOptions Predictor::replicas_on(const std::vector<at::Device>& devices) {
   TORCH_CHECK_VALUE(!devices.empty(), "a Predictor needs a device");
-  DeviceReplicatorOptions options{.device = devices.front()};
-  if (devices.front().is_cpu()) {
-    options.cpu_replicas = static_cast<int64_t>(devices.size());
-  } else {
-    for (const at::Device device : devices) options.gpu_ids.push_back(std::max<int64_t>(device.index(), 0));
-  }
-  options.strategy = devices.size() > 1 ? Strategy::kDataParallel : Strategy::kSingle;
-  return options;
+  return replicator_options({.devices = devices});
 }
 
 absl::Status Predictor::load() {

@@ -63,7 +63,7 @@ absl::Status check_last_batch(const Prefetcher& loader, const Placement& placeme
                               const StepRecipe& recipe) {
   const int64_t rows = loader.sampler().size(), batch = loader.options().batch_size;
   const int64_t last = rows % batch == 0 ? batch : rows % batch;
-  const auto devices = static_cast<int64_t>(placement.plan.devices.size());
+  const auto devices = static_cast<int64_t>(placement.devices.size());
   const int64_t shares = replicator_options(run, placement).sync_batch_norm ? 1 : devices;
   const bool is_dropped = loader.options().drop_last && last < batch;
   const bool has_two_rows = last >= 2 * shares;  // that are normalised together

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "logging/run_log.h"
+#include "trainkit/app/placement.h"
 #include "trainkit/app/run_options.h"
 #include "trainkit/core/status.h"
 
@@ -12,16 +13,17 @@ namespace trainkit::detail {
 
 absl::Status check_flags(const App& app, const ConfigParser& parser, const RunOptions& run,
                          const MachineInfo& machine) {
-  TRAINKIT_ASSIGN_OR_RETURN(const DevicePlan plan, resolve_devices(parser, run, machine));
+  TRAINKIT_ASSIGN_OR_RETURN(const Placement placement, resolve_devices(parser, run, machine));
   // A launcher's command line, and its dry run, is the same for any number of ranks, one included; --use_multi_gpu is
   // the same for any number of GPUs.
-  const bool has_ranks = plan.strategy == "ddp" || run.plan_devices > 1;
+  const bool has_ranks = placement.strategy == Strategy::kDistributed || run.plan_devices > 1;
   const bool may_have_several = has_ranks || run.use_multi_gpu;
   Settings resolved;
-  resolved.emplace_back("strategy", has_ranks ? "ddp" : plan.strategy);
-  resolved.emplace_back("parallel", std::to_string(std::max<int64_t>(plan.replicas, may_have_several ? 2 : 1)));
+  resolved.emplace_back("strategy", name_of(has_ranks ? Strategy::kDistributed : placement.strategy));
+  resolved.emplace_back("parallel",
+                        std::to_string(std::max<int64_t>(placement.batch.replicas, may_have_several ? 2 : 1)));
   // Loss scaling skips steps with every policy.
-  if (resolve_precision(run, plan.devices.front()) == c10::kHalf) resolved.emplace_back("on_nonfinite", "skip");
+  if (resolve_precision(run, placement.device()) == Precision::kFp16) resolved.emplace_back("on_nonfinite", "skip");
   return parser.check_used(app.mode_instead().value_or(ProgramMode{{modes::kTrain}, "in training"}), resolved);
 }
 

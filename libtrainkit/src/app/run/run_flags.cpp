@@ -54,9 +54,9 @@ void add_data_flags(ConfigParser& parser, RunOptions& o) {
              in({kTrain, kRows}, with(workers(), range(0, 1e6, "Maximum wait for a batch; 0 means unlimited."))));
   parser.add("pin_memory", &o.pin_memory,
              in({kTrain, kRows}, spec("Keep batches in page-locked memory if CUDA is used.")));
-  OptionSpec on_error = spec("Policy for unreadable rows.");
-  on_error.choices = {"fail", "skip", "replace"};
-  parser.add("on_error", &o.on_error, on_error);
+  parser.add("on_error", &o.on_error,
+             {{"fail", OnError::kFail}, {"skip", OnError::kSkip}, {"replace", OnError::kReplace}},
+             spec("Policy for unreadable rows."));
   parser.add(
       "max_bad_samples", &o.max_bad_samples,
       with({"on_error", {"fail"}, true},
@@ -90,9 +90,8 @@ void add_progress_flags(ConfigParser& parser, RunOptions& o) {
              with(checkpoints(), count(0, "Number of newest checkpoints to keep; 0 keeps all.")));
   parser.add("keep_every", &o.keep_every,
              with(checkpoints(), count(0, "Steps between checkpoints that are kept permanently; 0 disables them.")));
-  OptionSpec on_save_error = spec("Policy for checkpoints that cannot be written.");
-  on_save_error.choices = {"fail", "continue"};
-  parser.add("on_save_error", &o.on_save_error, on_save_error);
+  parser.add("on_save_error", &o.on_save_error, {{"fail", OnSaveError::kFail}, {"continue", OnSaveError::kContinue}},
+             spec("Policy for checkpoints that cannot be written."));
   parser.add("tensorboard_dir", &o.tensorboard_dir,
              with({"use_tensorboard", {"true"}},
                   path(PathKind::kOutput, "Folder of TensorBoard event files; unset: <output_dir>/tensorboard.")));
@@ -158,9 +157,9 @@ void add_optimization_flags(ConfigParser& parser, RunOptions& o) {
   parser.add("factor", &o.factor, with({"scheduler", {"plateau"}}, factor));
   parser.add("early_stopping", &o.early_stopping,
              range(0, 1e9, "Evaluations without improvement that end the run; 0 disables early stopping."));
-  OptionSpec on_nonfinite = spec("Policy for steps with a non-finite loss or gradient.");
-  on_nonfinite.choices = {"fail", "skip", "rollback"};
-  parser.add("on_nonfinite", &o.on_nonfinite, on_nonfinite);
+  parser.add("on_nonfinite", &o.on_nonfinite,
+             {{"fail", OnNonfinite::kFail}, {"skip", OnNonfinite::kSkip}, {"rollback", OnNonfinite::kRollback}},
+             spec("Policy for steps with a non-finite loss or gradient."));
   parser.add("max_nonfinite", &o.max_nonfinite,
              with({"on_nonfinite", {"fail"}, true},
                   range(1, 1e9, "Consecutive skipped steps, or rollbacks to one checkpoint, that end the run.")));
@@ -171,9 +170,13 @@ void add_device_flags(ConfigParser& parser, RunOptions& o) {
   OptionSpec device = spec("Device to compute on.");
   device.metavar = "auto|cpu|cuda|cuda:N";
   parser.add("device", &o.device, in({kTrain, kDevice}, device));
-  OptionSpec strategy = spec("Parallelism: one device, a thread per device (dp) or a process per device (ddp).");
-  strategy.choices = {"auto", "single", "dp", "ddp"};
-  parser.add("strategy", &o.strategy, in({kTrain, kRows}, strategy));
+  parser.add(
+      "strategy", &o.strategy,
+      {{"auto", Strategy::kAuto},
+       {"single", Strategy::kSingle},
+       {"dp", Strategy::kDataParallel},
+       {"ddp", Strategy::kDistributed}},
+      in({kTrain, kRows}, spec("Parallelism: one device, a thread per device (dp) or a process per device (ddp).")));
   parser.add("use_multi_gpu", &o.use_multi_gpu, in({kTrain, kRows}, spec("Use all GPUs, or --gpu_ids.")));
   OptionSpec gpus = spec("GPUs to use, for example 0 1 2.");
   gpus.min = 0, gpus.max = 127, gpus.max_items = 128, gpus.unique_items = true;
@@ -183,16 +186,16 @@ void add_device_flags(ConfigParser& parser, RunOptions& o) {
   parser.add("parallel", &o.parallel, in({kTrain, kRows}, parallel));
   parser.add("mixed_precision", &o.mixed_precision,
              in({kTrain, kDevice}, spec("Mixed precision: fp16 with loss scaling on CUDA, bf16 on the CPU.")));
-  OptionSpec precision = spec("Data type of the computation; unset: as --mixed_precision.");
-  precision.choices = {"fp32", "bf16", "fp16"};
-  parser.add("precision", &o.precision, in({kTrain, kDevice}, precision));
+  parser.add("precision", &o.precision,
+             {{"fp32", Precision::kFp32}, {"bf16", Precision::kBf16}, {"fp16", Precision::kFp16}},
+             in({kTrain, kDevice}, spec("Data type of the computation; unset: as --mixed_precision.")));
   OptionSpec matmul =
       spec("Products in float32; high: as TF32 on GPUs, faster and less exact; medium: also as bfloat16.");
   matmul.choices = {"highest", "high", "medium"};
   parser.add("float32_matmul_precision", &o.float32_matmul_precision, matmul);
-  OptionSpec cuda_graph = spec("Capture a step as one CUDA graph; auto: where possible, on: or fail, off: never.");
-  cuda_graph.choices = {"auto", "on", "off"};
-  parser.add("cuda_graph", &o.cuda_graph, cuda_graph);
+  parser.add("cuda_graph", &o.cuda_graph,
+             {{"auto", CudaGraph::kAuto}, {"on", CudaGraph::kOn}, {"off", CudaGraph::kOff}},
+             spec("Capture a step as one CUDA graph; auto: where possible, on: or fail, off: never."));
   OptionSpec dist_timeout = spec("Maximum wait for another rank.");
   dist_timeout.above = 0, dist_timeout.max = 1e6;
   parser.add("dist_timeout", &o.dist_timeout, with(ranks(), dist_timeout));
@@ -201,19 +204,18 @@ void add_device_flags(ConfigParser& parser, RunOptions& o) {
   parser.add("dist_bind", &o.dist_bind, with(ranks(), dist_bind));
   parser.add("dist_shared_memory", &o.dist_shared_memory,
              with(ranks(), spec("All-reduce CPU tensors of one machine in shared memory instead of over sockets.")));
-  OptionSpec compression =
-      spec("Data type of the gradients that ddp sends; 16 bits halve the traffic and lose precision.");
-  compression.choices = {"none", "fp16", "bf16"};
-  parser.add("grad_compression", &o.grad_compression, compression);
-  OptionSpec shard = spec(
-      "What the ranks of ddp, or the GPUs of dp, divide among them: the optimizer's state, or gradients too. Less "
-      "memory per GPU, same result.");
-  shard.choices = {"none", "optimizer", "gradients"};
-  parser.add("shard", &o.shard, with(several_devices(), shard));
-  OptionSpec sync_batchnorm = spec(
-      "Normalise batches over the rows of all devices; auto: below 16 rows per device. Each such layer waits for all.");
-  sync_batchnorm.choices = {"auto", "on", "off"};
-  parser.add("sync_batchnorm", &o.sync_batchnorm, with(several_devices(), sync_batchnorm));
+  parser.add("grad_compression", &o.grad_compression,
+             {{"none", GradientCompression::kNone},
+              {"fp16", GradientCompression::kFp16},
+              {"bf16", GradientCompression::kBf16}},
+             spec("Data type of the gradients that ddp sends; 16 bits halve the traffic and lose precision."));
+  parser.add("shard", &o.shard,
+             {{"none", Sharding::kNone}, {"optimizer", Sharding::kOptimizer}, {"gradients", Sharding::kGradients}},
+             with(several_devices(), spec("What the ranks of ddp, or the GPUs of dp, divide among them: the "
+                                          "optimizer's state, or gradients too. Less memory per GPU, same result.")));
+  parser.add("sync_batchnorm", &o.sync_batchnorm, {{"auto", std::nullopt}, {"on", true}, {"off", false}},
+             with(several_devices(), spec("Normalise batches over the rows of all devices; auto: below 16 rows per "
+                                          "device. Each such layer waits for all.")));
   parser.add("plan_memory", &o.plan_memory, spec("Predict the memory of a step before the run."));
   OptionSpec memory = spec("Memory of each device in the plan, for example 24GiB; unset: the free memory.");
   memory.metavar = "SIZE";

@@ -46,18 +46,18 @@ std::chrono::milliseconds milliseconds(Seconds seconds) {
 /// Describes the devices: "ddp over 2 ranks, each on cpu", "dp on cuda:0 (79.1 GiB), cuda:1 (79.1 GiB)", "single on
 /// cpu".
 std::string describe_devices(const Placement& placement) {
-  const DevicePlan& plan = placement.plan;
-  std::string text =
-      plan.strategy + (placement.group ? fmt::format(" over {} ranks, each on ", plan.replicas) : " on ");
-  if (plan.devices.size() > 1 && plan.devices.front().is_cpu()) {
-    return text + fmt::format("cpu, {} logical replicas", plan.devices.size());
+  const std::vector<at::Device>& devices = placement.devices;
+  std::string text = name_of(placement.strategy);
+  text += placement.group ? fmt::format(" over {} ranks, each on ", placement.batch.replicas) : " on ";
+  if (devices.size() > 1 && placement.device().is_cpu()) {
+    return text + fmt::format("cpu, {} logical replicas", devices.size());
   }
-  if (placement.group && plan.replicas > 1 && !plan.devices.front().is_cpu()) {
-    return text + fmt::format("a GPU of {}", format_size(total_memory_bytes(plan.devices.front())));
+  if (placement.ranks() > 1 && !placement.device().is_cpu()) {
+    return text + fmt::format("a GPU of {}", format_size(total_memory_bytes(placement.device())));
   }
-  for (size_t i = 0; i < plan.devices.size(); ++i) {
-    text += (i ? ", " : "") + plan.devices[i].str();
-    if (!plan.devices[i].is_cpu()) text += fmt::format(" ({})", format_size(total_memory_bytes(plan.devices[i])));
+  for (size_t i = 0; i < devices.size(); ++i) {
+    text += (i ? ", " : "") + devices[i].str();
+    if (!devices[i].is_cpu()) text += fmt::format(" ({})", format_size(total_memory_bytes(devices[i])));
   }
   return text;
 }
@@ -113,18 +113,9 @@ const char* name_of(Precision precision) {
   return precision == Precision::kBf16 ? "bf16" : precision == Precision::kFp16 ? "fp16" : "fp32";
 }
 
-Precision run_precision(const RunOptions& run, at::Device device) {
-  const at::ScalarType type = resolve_precision(run, device);
-  return type == at::kBFloat16 ? Precision::kBf16 : type == at::kHalf ? Precision::kFp16 : Precision::kFp32;
-}
-
-CudaGraph run_cuda_graph(const RunOptions& run) {
-  return run.cuda_graph == "on" ? CudaGraph::kOn : run.cuda_graph == "off" ? CudaGraph::kOff : CudaGraph::kAuto;
-}
-
-int share_processors(const RunOptions& run, const DevicePlan& plan, const MachineInfo& machine, ReadCost cost) {
+int share_processors(const RunOptions& run, const Placement& placement, const MachineInfo& machine, ReadCost cost) {
   const int ranks = static_cast<int>(std::max<int64_t>(machine.local_ranks, 1));
-  const int share = suggest_intra_op_threads(resolve_num_workers(run, plan, machine), cost, ranks);
+  const int share = suggest_intra_op_threads(resolve_num_workers(run, placement, machine), cost, ranks);
   const int threads =
       run.threads.is_auto() ? std::min(at::get_num_threads(), share) : static_cast<int>(*run.threads.value);
   at::set_num_threads(threads);
@@ -148,20 +139,18 @@ absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOp
   TrainerOptions options{.max_epochs = run.epochs,
                          .max_steps = run.max_steps,
                          .max_time = milliseconds(run.max_time),
-                         .precision = run_precision(run, placement.device()),
+                         .precision = resolve_precision(run, placement.device()),
                          .grad_accum_steps = placement.batch.grad_accum_steps,
                          .grad_clip = run.grad_clip,
                          .ema_decay = run.ema,
-                         .cuda_graph = run_cuda_graph(run),
-                         .on_nonfinite = run.on_nonfinite == "skip"       ? OnNonfinite::kSkip
-                                         : run.on_nonfinite == "rollback" ? OnNonfinite::kRollback
-                                                                          : OnNonfinite::kFail,
+                         .cuda_graph = run.cuda_graph,
+                         .on_nonfinite = run.on_nonfinite,
                          .max_nonfinite = run.max_nonfinite,
                          .log_every = run.log_every,
                          .output_dir = run.output_dir,
                          .keep_last = run.keep_last,
                          .keep_every = run.keep_every,
-                         .continue_on_save_error = run.on_save_error == "continue",
+                         .continue_on_save_error = run.on_save_error == OnSaveError::kContinue,
                          .resume = run.resume,
                          .override_lr = parser.is_changed("lr"),
                          .early_stopping = run.early_stopping,

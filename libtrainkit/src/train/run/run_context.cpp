@@ -29,6 +29,10 @@ TrainStepOptions step_options(const TrainerOptions& options) {
           .release_memory = options.release_memory};
 }
 
+CheckpointOptions checkpoint_options(const TrainerOptions& options) {
+  return {.keep_last = static_cast<int>(options.keep_last), .keep_every = options.keep_every};
+}
+
 RunContext::RunContext(DeviceReplicator& devices, Optimizer& optimizer, const TrainerOptions& options,
                        Prefetcher& loader)
     : devices(devices),

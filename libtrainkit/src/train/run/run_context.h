@@ -6,13 +6,15 @@
 
 #include "train/run/run_state.h"
 #include "trainkit/optim/lr_scheduler.h"
+#include "trainkit/train/checkpoint.h"
 #include "trainkit/train/train_step.h"
 #include "trainkit/train/trainer.h"
 
 namespace trainkit {
 
-/// The options of the steps of a run.
+/// The options of the steps and of the checkpoints of a run.
 TrainStepOptions step_options(const TrainerOptions& options);
+CheckpointOptions checkpoint_options(const TrainerOptions& options);
 
 /// The model, its steps and its position. Keeps references to the arguments.
 struct RunContext {

@@ -14,9 +14,7 @@ absl::Status TrainingSaves::open() {
   const TrainerOptions& options = run_.options;
   const bool uses_folder = !options.output_dir.empty() && (options.save_every > 0 || !options.resume.empty());
   if (run_.is_first() && uses_folder) {
-    TRAINKIT_ASSIGN_OR_RETURN(
-        store_, CheckpointStore::open(options.output_dir, {.keep_last = static_cast<int>(options.keep_last),
-                                                           .keep_every = options.keep_every}));
+    TRAINKIT_ASSIGN_OR_RETURN(store_, CheckpointStore::open(options.output_dir, checkpoint_options(options)));
   }
   writer_ = detail::make_writer(run_.devices, run_.optimizer, run_.step, store_ ? &*store_ : nullptr,
                                 [this] { wrote_alone_ = true; });
