@@ -165,8 +165,11 @@ void add_optimization_flags(ConfigParser& parser, RunOptions& o) {
                   range(1, 1e9, "Consecutive skipped steps, or rollbacks to one checkpoint, that end the run.")));
 }
 
+OptionSpec device_spec(const char* help) { return {.help = help, .group = "Devices", .modes = {kTrain}}; }
+
+/// Which devices compute, and in which precision.
 void add_device_flags(ConfigParser& parser, RunOptions& o) {
-  const auto spec = [](const char* help) { return OptionSpec{.help = help, .group = "Devices", .modes = {kTrain}}; };
+  const auto spec = device_spec;
   OptionSpec device = spec("Device to compute on.");
   device.metavar = "auto|cpu|cuda|cuda:N";
   parser.add("device", &o.device, in({kTrain, kDevice}, device));
@@ -196,6 +199,11 @@ void add_device_flags(ConfigParser& parser, RunOptions& o) {
   parser.add("cuda_graph", &o.cuda_graph,
              {{"auto", CudaGraph::kAuto}, {"on", CudaGraph::kOn}, {"off", CudaGraph::kOff}},
              spec("Capture a step as one CUDA graph; auto: where possible, on: or fail, off: never."));
+}
+
+/// What the devices of a run exchange, and the memory of each.
+void add_cluster_flags(ConfigParser& parser, RunOptions& o) {
+  const auto spec = device_spec;
   OptionSpec dist_timeout = spec("Maximum wait for another rank.");
   dist_timeout.above = 0, dist_timeout.max = 1e6;
   parser.add("dist_timeout", &o.dist_timeout, with(ranks(), dist_timeout));
@@ -236,6 +244,7 @@ void add_run_flags(ConfigParser& parser, RunOptions& options) {
   add_progress_flags(parser, options);
   add_optimization_flags(parser, options);
   add_device_flags(parser, options);
+  add_cluster_flags(parser, options);
 }
 
 }  // namespace trainkit
