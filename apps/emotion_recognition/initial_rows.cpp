@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "app/run/initial_weights.h"
+#include "app/program/initial_weights.h"
 #include "emotion_recognition/predict.h"
 #include "trainkit/core/status.h"
 

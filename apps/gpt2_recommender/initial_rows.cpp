@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "app/run/initial_weights.h"
+#include "app/program/initial_weights.h"
 #include "gpt2_recommender/catalog.h"
 #include "gpt2_recommender/metadata.h"
 #include "trainkit/core/status.h"

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <filesystem>
 
-#include "app/run/initial_weights.h"
+#include "app/program/initial_weights.h"
 #include "trainkit/app/app.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"

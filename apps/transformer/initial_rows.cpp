@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "app/run/initial_weights.h"
+#include "app/program/initial_weights.h"
 #include "trainkit/core/status.h"
 #include "trainkit/nn/transformer.h"
 #include "transformer/session.h"

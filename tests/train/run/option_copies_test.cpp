@@ -1,6 +1,6 @@
 // Options that a Trainer passes on to its steps and its checkpoints.
 #include "shared_fields.h"
-#include "train/run/run_context.h"
+#include "train/run/fit_context.h"
 
 using namespace trainkit;
 using namespace trainkit::test;

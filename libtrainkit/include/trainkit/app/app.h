@@ -11,13 +11,13 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "trainkit/app/memory_plan.h"
 #include "trainkit/app/placement.h"
 #include "trainkit/app/predictor.h"
+#include "trainkit/app/run_folder.h"
 #include "trainkit/app/run_options.h"
 #include "trainkit/config/config.h"
 #include "trainkit/core/processors.h"
@@ -88,8 +88,6 @@ struct TrainingTask {
   /// are also listed in summary.json.
   RunFacts description = {};
 };
-
-class RunFolder;
 
 /// A trained model, for App::test.
 struct TrainedModel {
@@ -238,6 +236,7 @@ struct TrainedRun {
     return loaded;
   }
 
+ private:
   PredictorOptions options_with_progress(const std::string& unit) const;
   void announce(const Predictor& predictor) const;
 };
@@ -280,98 +279,5 @@ AppCommand export_command(App& app, std::function<absl::StatusOr<OnnxModel>(Trai
 /// Returns the error (exit code 2) for a word that a command needs or cannot take: "FILE: not given".
 absl::Status bad_word(const std::string& word, const std::string& problem, const std::string& expected = "",
                       const std::string& hint = "");
-
-// ---- Turns the shared flags into a run: library options, the run folder, and the last lines.
-
-/// Builds trainer options from the shared flags for training on `loader`. `min_lr_factor` is the learning rate at the
-/// end of the schedule, as a factor. --monitor shows the live table. Unset eval_every and save_every become one epoch.
-/// A default warm-up that is too long for a short run becomes a tenth of the run; run.warmup_steps is updated. Errors
-/// are those of the schedule and name the flag.
-absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOptions& run, const Placement& placement,
-                                               const Prefetcher& loader, double min_lr_factor = 0);
-
-/// "fp32", "bf16" or "fp16".
-const char* name_of(Precision precision);
-
-/// Sets the number of LibTorch's intra-op threads to --threads and returns it. By default the threads share the
-/// processors that the loader's workers leave free (suggest_intra_op_threads) with the other ranks of this machine. The
-/// number never exceeds the current one (OMP_NUM_THREADS). The last bits of LibTorch's sums depend on this number. It
-/// depends only on the flags and the machine, so a resumed run uses the same number.
-int share_processors(const RunOptions& run, const Placement& placement, const MachineInfo& machine, ReadCost cost);
-
-/// Returns the facts for the first lines of a run: strategy and devices, batches, precision, parameters, memory of
-/// weights and optimizer, fields of a batch.
-RunFacts describe_run(const RunOptions& run, Trainer& trainer, const Placement& placement, const Prefetcher& loader);
-
-/// Returns the common last lines of a trainer: "1200 steps in 2:10, data wait 0.3%"; then the TensorBoard command of
-/// the run, if it has TensorBoard files, and the command that resumes it, if a signal stopped it, each after a line
-/// end.
-std::string describe_time(const TrainerResult& result);
-std::string describe_next(const TrainerResult& result, const RunOptions& run, const std::string& program);
-
-/// Creates `<output_dir>/results`, the folder for the files of App::on_best and App::test, and returns its path. Write
-/// the files with write_file_atomically(): run.json then lists them, so that --overwrite may remove them. A new run
-/// does not start in a folder with other files in results/. Errors: exit code 6.
-absl::StatusOr<std::string> results_dir(const RunOptions& run);
-
-/// Returns the settings of one of several runs (App::repeat_of): it writes to `<output_dir>/<name>`, and resumes if
-/// `run` is resumed and that folder has a checkpoint.
-RunOptions in_own_folder(const RunOptions& run, const std::string& name);
-
-/// Returns mean and sample standard deviation (divisor n - 1) of each metric of several runs: "oa" and "oa_std", ... A
-/// metric that a run lacks, the recall of a class without test pixels, is averaged over the other runs.
-Metrics mean_and_deviation(const std::vector<Metrics>& runs);
-
-/// Returns the checkpoint that --resume names. Errors: those of resolve_checkpoint, with the flag.
-absl::StatusOr<CheckpointPath> resumed_checkpoint(const RunOptions& run);
-
-/// Checks that the run to continue was trained on data with this digest (TrainingTask::data_digest). OK without
-/// --resume, and if one of the digests is unknown. run_app() calls it after App::open. A trainer whose open() writes
-/// files calls it before. Errors: exit code 4 for other data, 5 for --resume.
-absl::Status check_data(const RunOptions& run, const std::string& digest);
-
-/// Logs the scores of a test as a record of the split "test", and a table of them as text (Markdown). They come after
-/// the run's last checkpoint, so a run resumed from it logs them again (Logger::rewind).
-void log_test(Logger& logger, const TrainerResult& result, const Metrics& scores, const std::string& table);
-
-/// Writes the run folder: config.yaml, metrics.jsonl, tensorboard/, bad_samples.csv, summary.json and run.json, and
-/// shows the progress on the screen. With several ranks only the first one writes and prints.
-class RunFolder {
- public:
-  /// Creates the folder and its files. On resume it removes the log records after the resumed step. `program` is the
-  /// project's name in W&B; `files` are AppInfo::files. Errors: exit code 5 for --resume, 6 if the disk fails, 2 if W&B
-  /// cannot start.
-  static absl::StatusOr<std::unique_ptr<RunFolder>> open(const ConfigParser& parser, const RunOptions& run,
-                                                         const Placement& placement, const std::string& program,
-                                                         const std::vector<std::string>& files = {});
-
-  /// Returns the logger of the run; print() shows a line above the progress bar.
-  RunLogger& logger() { return *logger_; }
-  const std::string& path() const { return path_; }
-
-  /// Adds the unreadable rows that this rank met in `part` ("train", "validation", "test") to bad_samples.csv. A row
-  /// that is already listed is ignored.
-  void add_bad_samples(const std::string& part, const std::vector<BadSample>& samples);
-
-  /// Prints the monitor's summary, closes the log and writes bad_samples.csv and summary.json. Every rank must call it,
-  /// since the list of bad samples covers all ranks. `scores` and `warnings` are those of summary.json.
-  /// Returns the exit code of the process: 0, or 128 + the signal that stopped the run. Error: the first failure of a
-  /// log (exit code 6).
-  absl::StatusOr<int> finish(const TrainerResult& result, const Metrics& scores = {},
-                             const std::vector<std::string>& warnings = {});
-
- private:
-  RunFolder(std::string path, std::shared_ptr<ProcessGroup> group, std::unique_ptr<RunLogger> logger)
-      : path_(std::move(path)), group_(std::move(group)), logger_(std::move(logger)) {}
-  bool is_first() const { return !group_ || group_->rank() == 0; }
-  /// Writes the bad samples of all ranks, and returns their number per part as scores.
-  absl::StatusOr<Metrics> write_bad_samples();
-  void add_bad_line(std::string line);
-  std::string path_;
-  std::shared_ptr<ProcessGroup> group_;
-  std::unique_ptr<RunLogger> logger_;
-  std::vector<std::string> bad_samples_;      // lines of bad_samples.csv
-  std::unordered_set<std::string> bad_rows_;  // part and index of each
-};
 
 }  // namespace trainkit

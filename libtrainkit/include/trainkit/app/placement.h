@@ -101,6 +101,12 @@ absl::StatusOr<BatchPlan> resolve_batch(const ConfigParser& parser, const RunOpt
 int resolve_num_workers(const RunOptions& options, const Placement& placement,
                         const MachineInfo& machine = MachineInfo::here());
 
+/// Sets the number of LibTorch's intra-op threads to --threads and returns it. By default the threads share the
+/// processors that the loader's workers leave free (suggest_intra_op_threads) with the other ranks of this machine. The
+/// number never exceeds the current one (OMP_NUM_THREADS). The last bits of LibTorch's sums depend on this number. It
+/// depends only on the flags and the machine, so a resumed run uses the same number.
+int share_processors(const RunOptions& run, const Placement& placement, const MachineInfo& machine, ReadCost cost);
+
 /// Chooses devices and batch of a run; call check_run_options first. Under a launcher it connects to the other ranks
 /// and compares the settings with theirs before any collective. Paths and settings of a single machine (workers,
 /// devices) may differ. A run that resumes on another number of devices keeps its global batch.

@@ -183,6 +183,9 @@ double resolve_lr(const RunOptions& options, int64_t replicas);
 /// else fp32.
 Precision resolve_precision(const RunOptions& options, c10::Device device);
 
+/// "fp32", "bf16" or "fp16".
+const char* name_of(Precision precision);
+
 /// Prepares `options.output_dir` for a run. A dry run only tries to write there, and leaves nothing.
 ///
 /// A folder with a checkpoint requires --resume or --overwrite, one with a finished run --overwrite (else kUsage). A

@@ -14,7 +14,7 @@
 #include "train/planning/gpu_libraries.h"
 #include "train/planning/step_flops.h"
 #include "train/run/run_state.h"
-#include "trainkit/app/app.h"
+#include "trainkit/app/run_folder.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/format.h"
 #include "trainkit/core/status.h"

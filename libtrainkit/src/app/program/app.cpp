@@ -9,11 +9,13 @@
 
 #include "app/program/command_line.h"
 #include "app/program/repeats.h"
-#include "app/run/adjustments.h"
-#include "app/run/initial_weights.h"
+#include "app/program/adjustments.h"
+#include "app/program/initial_weights.h"
+#include "app/run/describe_run.h"
 #include "app/run/resume.h"
-#include "app/run/run_checks.h"
+#include "app/program/run_checks.h"
 #include "app/run/run_files.h"
+#include "app/run/trainer_options.h"
 #include "report/report.h"
 #include "report/run_file.h"
 #include "train/run/run_state.h"
@@ -112,7 +114,7 @@ class AppRun {
 
   absl::StatusOr<Trainer> make_trainer(const MemoryPlan& memory) {
     TRAINKIT_ASSIGN_OR_RETURN(
-        settings_, trainer_options(context_.parser, run_, context_.placement, *loader_, task_.final_lr_share));
+        settings_, detail::trainer_options(context_.parser, run_, context_.placement, *loader_, task_.final_lr_share));
     settings_.predicted_memory = memory.predicted();
     settings_.predicted_device_memory = memory.predicted_on_device();
     settings_.explain_out_of_memory = memory.ladder;
@@ -122,7 +124,7 @@ class AppRun {
     TRAINKIT_ASSIGN_OR_RETURN(Trainer trainer,
                               Trainer::create(*devices_, task_.make_optimizer(*devices_->module()), settings_));
     RunFacts facts = task_.description;
-    for (const RunFacts& more : {memory.describe(), describe_run(run_, trainer, context_.placement, *loader_),
+    for (const RunFacts& more : {memory.describe(), detail::describe_run(run_, trainer, context_.placement, *loader_),
                                  detail::describe_resume(context_.parser, run_)}) {
       facts.insert(facts.end(), more.begin(), more.end());
     }
@@ -161,8 +163,8 @@ class AppRun {
                                *folder_};
     TRAINKIT_ASSIGN_OR_RETURN(const Metrics scores, app_.test(context_, trained));
     TRAINKIT_ASSIGN_OR_RETURN(const int code, folder_->finish(result, scores, warnings_of(task_.description)));
-    context_.print(describe_time(result) + "\n" + app_.describe_scores(context_, result, scores) + "report     " +
-                   run_.output_dir + "/report.html" + describe_next(result, run_, app_.info().name));
+    context_.print(detail::describe_time(result) + "\n" + app_.describe_scores(context_, result, scores) + "report     " +
+                   run_.output_dir + "/report.html" + detail::describe_next(result, run_, app_.info().name));
     if (!context_.placement.is_first()) return code;
     if (code == 0) TRAINKIT_RETURN_IF_ERROR(app_.finish(context_, trained));
     print_report_error(detail::write_report(run_.output_dir));
@@ -312,7 +314,7 @@ absl::StatusOr<int> run(int argc, const char* const* argv, App& app, ProgramStat
   if (request == Request::kPrintConfig) {
     // The values that a run uses, as far as they do not depend on its data.
     app.resolve_options(parser, run, machine).IgnoreError();
-    if (run.max_steps > 0) shorten_warmup(parser, run, run.max_steps);
+    if (run.max_steps > 0) detail::shorten_warmup(parser, run, run.max_steps);
     print_line(parser.text(request));
     return 0;
   }

@@ -20,9 +20,6 @@ absl::StatusOr<std::optional<int>> run_command(const std::vector<AppCommand>& co
 /// Lets each command print its part of the script of --completion, which is among `words`.
 void complete_commands(const std::vector<AppCommand>& commands, const std::vector<std::string>& words);
 
-/// Shortens a default warm-up to a tenth of a run of `total_steps` steps. One that the user has set is kept.
-void shorten_warmup(const ConfigParser& parser, RunOptions& run, int64_t total_steps);
-
 /// Runs --make_demo_data. Refuses a folder that is not empty: demo data replace no file.
 absl::StatusOr<int> make_demo_data(App& app, const ConfigParser& parser, const RunOptions& run);
 

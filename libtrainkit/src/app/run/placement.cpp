@@ -1,13 +1,16 @@
 #include "trainkit/app/placement.h"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <array>
 #include <optional>
 #include <string_view>
 
 #include "core/device/gpu_kernel_support.h"
+#include "core/machine/waiting_threads.h"
 #include "train/run/run_state.h"
-#include "trainkit/app/app.h"
+#include "trainkit/app/run_folder.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/processors.h"
 #include "trainkit/core/status.h"
@@ -194,6 +197,16 @@ int resolve_num_workers(const RunOptions& options, const Placement& placement, c
   if (!options.num_workers.is_auto()) return static_cast<int>(*options.num_workers.value);
   const int ranks = static_cast<int>(std::max<int64_t>(machine.local_ranks, 1));
   return suggest_num_workers(static_cast<int>(placement.devices.size()) * ranks, ranks, machine.cpus);
+}
+
+int share_processors(const RunOptions& run, const Placement& placement, const MachineInfo& machine, ReadCost cost) {
+  const int ranks = static_cast<int>(std::max<int64_t>(machine.local_ranks, 1));
+  const int share = suggest_intra_op_threads(resolve_num_workers(run, placement, machine), cost, ranks);
+  const int threads =
+      run.threads.is_auto() ? std::min(at::get_num_threads(), share) : static_cast<int>(*run.threads.value);
+  at::set_num_threads(threads);
+  detail::let_waiting_threads_sleep();
+  return threads;
 }
 
 absl::StatusOr<Placement> resolve_devices(const ConfigParser& parser, const RunOptions& options,

@@ -6,7 +6,7 @@
 #include "logging/field_names.h"
 #include "report/report_data.h"
 #include "report/run_file.h"
-#include "trainkit/app/app.h"
+#include "trainkit/app/run_folder.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/state_dict.h"
 #include "trainkit/core/status.h"

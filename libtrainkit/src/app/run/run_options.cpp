@@ -91,6 +91,10 @@ Precision resolve_precision(const RunOptions& options, c10::Device device) {
   return options.precision.value_or(options.mixed_precision ? mixed : Precision::kFp32);
 }
 
+const char* name_of(Precision precision) {
+  return precision == Precision::kBf16 ? "bf16" : precision == Precision::kFp16 ? "fp16" : "fp32";
+}
+
 double resolve_lr(const RunOptions& options, int64_t replicas) {
   return options.auto_scale_lr ? options.lr * static_cast<double>(replicas) : options.lr;
 }

@@ -65,7 +65,7 @@ std::string ignored_learning_rate(double kept, double asked) {
       kept, asked);
 }
 
-std::vector<std::string> split_messages(const RunContext& run) {
+std::vector<std::string> split_messages(const FitContext& run) {
   const int64_t split = run.step.split();
   const int64_t rows = std::max<int64_t>(1, run.loader.options().batch_size / split);
   std::vector<std::string> lines = {
@@ -79,7 +79,7 @@ std::vector<std::string> split_messages(const RunContext& run) {
   return lines;
 }
 
-std::string without_graphs(const RunContext& run) {
+std::string without_graphs(const FitContext& run) {
   const bool wants_graphs = run.options.cuda_graph != CudaGraph::kOff && run.devices.device().is_cuda();
   if (!wants_graphs || run.step.uses_graphs()) return "";
   return "steps run without a CUDA graph: " + run.step.graph_reason();

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "train/run/run_context.h"
+#include "train/run/fit_context.h"
 
 namespace trainkit {
 
@@ -15,10 +15,10 @@ std::vector<std::string> warnings_of_model(const DeviceReplicator& devices, cons
 std::string ignored_learning_rate(double kept, double asked);
 
 /// Says that a step ran out of memory and was retried in smaller parts.
-std::vector<std::string> split_messages(const RunContext& run);
+std::vector<std::string> split_messages(const FitContext& run);
 
 /// Says why the steps that the options want as CUDA graphs are not from the start; empty if they may be.
-std::string without_graphs(const RunContext& run);
+std::string without_graphs(const FitContext& run);
 
 /// Warns that an older checkpoint cannot be deleted.
 std::string undeleted_checkpoint(const absl::Status& status);

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "train/planning/real_memory.h"
-#include "train/run/run_context.h"
+#include "train/run/fit_context.h"
 
 namespace trainkit {
 
@@ -15,7 +15,7 @@ namespace trainkit {
 /// one. Says once that steps are captured as CUDA graphs, and once that they no longer are. Keeps a reference to `run`.
 class SteadyState {
  public:
-  explicit SteadyState(const RunContext& run) : run_(run), uses_graphs_(run.step.uses_graphs()) {}
+  explicit SteadyState(const FitContext& run) : run_(run), uses_graphs_(run.step.uses_graphs()) {}
 
   /// The predicted memory of a step; 0 without a plan.
   DeviceMemory predicted() const;
@@ -35,7 +35,7 @@ class SteadyState {
   static constexpr int64_t kLateCapture = 20;
   bool is_reached() const;
 
-  const RunContext& run_;
+  const FitContext& run_;
   std::optional<detail::RealMemory> measured_;  // from the second step until the steady state
   DeviceMemory real_;
   bool uses_graphs_;

@@ -14,7 +14,7 @@ namespace {
 namespace fields = detail::fields;
 
 /// Number of consecutive records with a loss that is not finite that ends the run; 0 means unlimited.
-int64_t most_nonfinite(const RunContext& run) {
+int64_t most_nonfinite(const FitContext& run) {
   if (run.options.on_nonfinite != OnNonfinite::kFail) return 0;
   return run.step.scaler().enabled() ? 10 : 1;
 }
@@ -31,7 +31,7 @@ MonitorReport with_memory(MonitorReport report, const DeviceMemory& predicted, c
 
 }  // namespace
 
-TrainingLog::TrainingLog(RunContext& run, Logger* logger)
+TrainingLog::TrainingLog(FitContext& run, Logger* logger)
     : run_(run), logger_(logger), records_(logger, most_nonfinite(run)) {}
 
 void TrainingLog::use(Logger* logger) {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "train/run/run_context.h"
+#include "train/run/fit_context.h"
 #include "train/records/step_records.h"
 #include "trainkit/logging/logger.h"
 #include "trainkit/monitor/monitor.h"
@@ -23,7 +23,7 @@ class TrainingLog {
   using Clock = std::chrono::steady_clock;
 
   /// @param logger nullptr logs nothing
-  TrainingLog(RunContext& run, Logger* logger);
+  TrainingLog(FitContext& run, Logger* logger);
 
   Logger* logger() const { return logger_; }
   void use(Logger* logger);
@@ -85,7 +85,7 @@ class TrainingLog {
     double save_seconds = 0;  // in which saves blocked training
   };
 
-  RunContext& run_;
+  FitContext& run_;
   Logger* logger_;
   StepRecords records_;
   LastStep last_;

@@ -48,7 +48,7 @@ void use_devices(const DeviceReplicator& replicas, std::initializer_list<Prefetc
 
 /// Compares settings and data of the ranks before the first collective. If they differed, rows and gradients would
 /// not match, or one rank would finish before the others.
-absl::Status compare_ranks(const RunContext& run, const Prefetcher* validation) {
+absl::Status compare_ranks(const FitContext& run, const Prefetcher* validation) {
   if (!run.group) return absl::OkStatus();
   // The checkpoint first: its missing or older folder on one machine also changes other fields.
   std::vector<DigestField> fields = {{"step of the checkpoint", std::to_string(run.progress.step)},

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "train/run/validation.h"
-#include "train/run/run_context.h"
+#include "train/run/fit_context.h"
 #include "train/records/skipped_steps.h"
 #include "train/run/steady_state.h"
 #include "train/records/step_profile.h"
@@ -91,7 +91,7 @@ class TrainingRun {
   /// Saves a checkpoint, see TrainingSaves::save.
   absl::Status save();
 
-  RunContext run_;
+  FitContext run_;
   LossFunction loss_;
   FitOptions fit_;
   EarlierFits& earlier_;

@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "train/checkpoint/background_saves.h"
-#include "train/run/run_context.h"
+#include "train/run/fit_context.h"
 #include "train/run/training_log.h"
 
 namespace trainkit {
@@ -19,7 +19,7 @@ namespace trainkit {
 /// references to the arguments.
 class TrainingSaves {
  public:
-  TrainingSaves(RunContext& run, TrainingLog& log) : run_(run), log_(log), saves_(run.group) {}
+  TrainingSaves(FitContext& run, TrainingLog& log) : run_(run), log_(log), saves_(run.group) {}
 
   /// Returns whether the options ask for checkpoints.
   bool is_on() const { return run_.options.save_every > 0 && !run_.options.output_dir.empty(); }
@@ -43,7 +43,7 @@ class TrainingSaves {
  private:
   void warn_once();
 
-  RunContext& run_;
+  FitContext& run_;
   TrainingLog& log_;
   std::atomic<bool> wrote_alone_{false};  // set by the thread of saves_
   std::optional<CheckpointStore> store_;  // on the first rank

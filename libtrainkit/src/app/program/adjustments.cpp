@@ -1,4 +1,4 @@
-#include "app/run/adjustments.h"
+#include "app/program/adjustments.h"
 
 #include <fmt/format.h>
 

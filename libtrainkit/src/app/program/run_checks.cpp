@@ -1,4 +1,4 @@
-#include "app/run/run_checks.h"
+#include "app/program/run_checks.h"
 
 #include <algorithm>
 #include <string>

@@ -1,4 +1,4 @@
-#include "train/run/run_context.h"
+#include "train/run/fit_context.h"
 
 #include <algorithm>
 #include <utility>
@@ -33,7 +33,7 @@ CheckpointOptions checkpoint_options(const TrainerOptions& options) {
   return {.keep_last = static_cast<int>(options.keep_last), .keep_every = options.keep_every};
 }
 
-RunContext::RunContext(DeviceReplicator& devices, Optimizer& optimizer, const TrainerOptions& options,
+FitContext::FitContext(DeviceReplicator& devices, Optimizer& optimizer, const TrainerOptions& options,
                        Prefetcher& loader)
     : devices(devices),
       optimizer(optimizer),
@@ -43,12 +43,12 @@ RunContext::RunContext(DeviceReplicator& devices, Optimizer& optimizer, const Tr
       scheduler(make_scheduler(optimizer, options)),
       step(devices, optimizer, step_options(options), scheduler.get()) {}
 
-double RunContext::epochs() const {
+double FitContext::epochs() const {
   return static_cast<double>(loader.epoch()) +
          static_cast<double>(loader.position()) / static_cast<double>(loader.batches_per_epoch());
 }
 
-RunParts RunContext::parts() {
+RunParts FitContext::parts() {
   return {devices,
           optimizer,
           scheduler.get(),
@@ -58,12 +58,12 @@ RunParts RunContext::parts() {
           detail::sharded_copies(devices, step)};
 }
 
-RunShape RunContext::shape() const {
+RunShape FitContext::shape() const {
   const int64_t micro_batch = loader.options().batch_size * ranks();
   return {.global_batch_size = micro_batch * options.grad_accum_steps, .replicas = devices.world_replicas()};
 }
 
-void RunContext::reserve_schedule() {
+void FitContext::reserve_schedule() {
   constexpr int64_t kLongest = 1 << 20;
   const int64_t steps = planned_steps(loader.batches_per_epoch(), options);
   if (scheduler) scheduler->reserve(std::min(steps + 2, kLongest));

@@ -1,4 +1,4 @@
-#include "app/run/initial_weights.h"
+#include "app/program/initial_weights.h"
 
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>

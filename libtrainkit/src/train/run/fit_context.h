@@ -17,10 +17,10 @@ TrainStepOptions step_options(const TrainerOptions& options);
 CheckpointOptions checkpoint_options(const TrainerOptions& options);
 
 /// The model, its steps and its position. Keeps references to the arguments.
-struct RunContext {
-  RunContext(DeviceReplicator& devices, Optimizer& optimizer, const TrainerOptions& options, Prefetcher& loader);
-  RunContext(const RunContext&) = delete;
-  RunContext& operator=(const RunContext&) = delete;
+struct FitContext {
+  FitContext(DeviceReplicator& devices, Optimizer& optimizer, const TrainerOptions& options, Prefetcher& loader);
+  FitContext(const FitContext&) = delete;
+  FitContext& operator=(const FitContext&) = delete;
 
   DeviceReplicator& devices;
   Optimizer& optimizer;
