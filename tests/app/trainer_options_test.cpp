@@ -72,7 +72,7 @@ TEST_CASE("Every shared flag that a Trainer has an option for reaches the Traine
       std::make_shared<TensorDataset>(std::vector<std::pair<std::string, at::Tensor>>{{"x", at::zeros({8, 1})}});
   const auto loader = Prefetcher::create(rows, SequentialSampler(8), {.batch_size = 2}).value();
   const Placement placement{.batch = {.grad_accum_steps = given.grad_accum_steps}};
-  const TrainerOptions made = detail::trainer_options(parser, given, placement, *loader).value();
+  const TrainerOptions made = trainkit::detail::trainer_options(parser, given, placement, *loader).value();
   [[maybe_unused]] const auto& [TRAINER_FIELDS(FIELD, COMMA), monitor] = made;
   TRAINER_FIELDS(ARRIVES, ;);
   // Under another name.

@@ -14,6 +14,7 @@
 #include <system_error>
 #include <thread>
 
+#include "core/base/mask_secrets.h"
 #include "core/files/new_files.h"
 #include "logging/append_file.h"
 #include "logging/escape_name.h"

@@ -6,7 +6,7 @@
 #include "train/budget_allocator.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/data/sampler.h"
-#include "trainkit/optim/adam.h"
+#include "trainkit/optim/sgd.h"
 #include "trainkit/train/train_step.h"
 
 using namespace trainkit;
@@ -33,7 +33,7 @@ TEST_CASE("Out of memory at one row per micro-batch drops the cache, and the los
     torch::manual_seed(3);
     const auto devices = DeviceReplicator::create([&] { return session.create_model(); }).value();
     if (dynamic) leave_cache_mode(*devices);
-    Adam optimizer({.lr = 1e-2});
+    SGD optimizer({.lr = 0.1});  // Adam would enlarge the rounding of small gradients
     TrainStep step(*devices, optimizer, {.release_memory = [&] {
       const bool gone = leave_cache_mode(*devices);
       left += gone;
