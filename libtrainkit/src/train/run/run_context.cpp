@@ -29,7 +29,7 @@ TrainStepOptions step_options(const TrainerOptions& options) {
           .release_memory = options.release_memory};
 }
 
-RunContext::RunContext(DeviceReplicator& devices, Optimizer& optimizer, const TrainerOptions& options,
+RunContext::RunContext(detail::ReplicaStrategy& devices, Optimizer& optimizer, const TrainerOptions& options,
                        Prefetcher& loader)
     : devices(devices),
       optimizer(optimizer),

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "distributed/replicas/replica_strategy.h"
 #include "train/run/run_state.h"
 #include "trainkit/optim/lr_scheduler.h"
 #include "trainkit/train/train_step.h"
@@ -16,11 +17,11 @@ TrainStepOptions step_options(const TrainerOptions& options);
 
 /// The model, its steps and its position. Keeps references to the arguments.
 struct RunContext {
-  RunContext(DeviceReplicator& devices, Optimizer& optimizer, const TrainerOptions& options, Prefetcher& loader);
+  RunContext(detail::ReplicaStrategy& devices, Optimizer& optimizer, const TrainerOptions& options, Prefetcher& loader);
   RunContext(const RunContext&) = delete;
   RunContext& operator=(const RunContext&) = delete;
 
-  DeviceReplicator& devices;
+  detail::ReplicaStrategy& devices;
   Optimizer& optimizer;
   const TrainerOptions& options;
   Prefetcher& loader;

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "distributed/replicas/replica_strategy.h"
 #include "train/evaluation/validation.h"
 #include "train/run/run_context.h"
 #include "train/run/skipped_steps.h"
@@ -31,7 +32,7 @@ struct EarlierFits {
 /// arguments.
 class TrainingRun {
  public:
-  TrainingRun(DeviceReplicator& devices, Optimizer& optimizer, const TrainerOptions& options, Prefetcher& loader,
+  TrainingRun(detail::ReplicaStrategy& devices, Optimizer& optimizer, const TrainerOptions& options, Prefetcher& loader,
               LossFunction loss, const FitOptions& fit, EarlierFits& earlier);
 
   /// Trains until a limit is reached. Call it once.
