@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "optim/optimizer_parts.h"
 #include "state_dict_util.h"
 #include "test_util.h"
 #include "trainkit/amp/grad_scaler.h"
@@ -98,7 +99,7 @@ TEST_CASE("A step that the GradScaler skips advances neither the optimizer nor t
     CHECK(p.optimizer.group_lrs()[0] == Approx(0.5 / (1.0 + static_cast<double>(applied))).epsilon(1e-7));
     CHECK(scheduler.lr() == 0.5 / (1.0 + static_cast<double>(applied)));
   }
-  CHECK(p.optimizer.max_step_count() == 30);
+  CHECK(detail::OptimizerParts::of(p.optimizer).counts.upper_bound() == 30);
 }
 
 TEST_CASE("LRScheduler on the device grows its table with the steps, and captured graphs keep its last factor") {

@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "optim/optimizer_parts.h"
 #include "optimizer_model.h"
 #include "state_dict_util.h"
 #include "test_util.h"
@@ -92,10 +93,11 @@ TEST_CASE("Each group has its learning rate, the optimizer's times the group's f
   CHECK_THROWS_AS(optimizer.set_lr(std::numeric_limits<double>::infinity()), c10::ValueError);
   CHECK(optimizer.group_lrs() == std::vector<double>{2, 1});
   if (capturable) {
-    optimizer.set_lr_on_device(torch::full({}, 4.0));
+    detail::OptimizerParts::of(optimizer).rates.set_on_device(torch::full({}, 4.0));
     CHECK(optimizer.group_lrs() == std::vector<double>{4, 2});
   } else {
-    CHECK_THROWS_WITH(optimizer.set_lr_on_device(torch::full({}, 4.0)), Contains("not kept on the device"));
+    CHECK_THROWS_WITH(detail::OptimizerParts::of(optimizer).rates.set_on_device(torch::full({}, 4.0)),
+                      Contains("not kept on the device"));
   }
 }
 
@@ -158,7 +160,7 @@ TEST_CASE("A sparse gradient is an error before anything is changed") {
   CHECK_THROWS_WITH(optimizer.step(), Contains("the gradient of 'b' is sparse"));
   CHECK(a.abs().sum().item<double>() == 0);
   CHECK(optimizer.step_count().item<double>() == 0);
-  CHECK(optimizer.max_step_count() == 0);
+  CHECK(detail::OptimizerParts::of(optimizer).counts.upper_bound() == 0);
 }
 
 TEST_CASE("zero_grad drops gradients, or keeps their memory and sets it to zero") {
@@ -227,7 +229,8 @@ TEST_CASE("create_like makes an optimizer of the same kind and options without p
     CHECK(torch::equal(a.matrix, b.matrix));
     CHECK(torch::equal(a.vector, b.vector));
     CHECK(test::same_state(original->state_dict(), copy->state_dict()));
-    CHECK(original->counts_on_device() == copy->counts_on_device());
+    CHECK(detail::OptimizerParts::of(*original).counts.are_on_device() ==
+          detail::OptimizerParts::of(*copy).counts.are_on_device());
   }
 }
 
@@ -285,16 +288,17 @@ TEST_CASE("A step on shards reports each bucket as soon as it has updated its pa
   const auto updated = [&](size_t i) { return parts[i].numel() == 0 || parts[i][0].item<float>() < 1; };
   std::vector<size_t> reports;
   AdamW optimizer({.lr = 0.1});
-  optimizer.add_shards(
-      {{.params = {{"a", parts[0]}, {"b", parts[1]}}},
-       {.params = {{"c", parts[2]}, {"d", parts[3]}}, .weight_decay = 0}},
-      [](const std::vector<at::Tensor>&) {},
-      [&](const at::Tensor& part) { return buckets[static_cast<size_t>(index_of(part))]; },
-      [&](size_t bucket) {
-        for (size_t i = 0; i < parts.size(); ++i) CHECK((updated(i) || buckets[i] > bucket));
-        CHECK((bucket == 1 || !updated(0)));
-        reports.push_back(bucket);
-      });
+  detail::add_shards(optimizer,
+                     {{.params = {{"a", parts[0]}, {"b", parts[1]}}},
+                      {.params = {{"c", parts[2]}, {"d", parts[3]}}, .weight_decay = 0}},
+                     [](const std::vector<at::Tensor>&) {},
+                     {.bucket_of = [&](const at::Tensor& part) { return buckets[static_cast<size_t>(index_of(part))]; },
+                      .on_updated =
+                          [&](size_t bucket) {
+                            for (size_t i = 0; i < parts.size(); ++i) CHECK((updated(i) || buckets[i] > bucket));
+                            CHECK((bucket == 1 || !updated(0)));
+                            reports.push_back(bucket);
+                          }});
   optimizer.step();
   CHECK(reports == std::vector<size_t>{0, 1});
 }

@@ -2,6 +2,7 @@
 /// A small model that trains on a GPU, eagerly or with CUDA graphs.
 
 #include "batch_norm_net.h"
+#include "optim/optimizer_parts.h"
 #include "test_util.h"
 #include "trainkit/distributed/device_replicator.h"
 #include "trainkit/optim/adam.h"
@@ -43,7 +44,7 @@ struct GpuTraining {
     for (const auto& [name, value] : optimizer.state_dict()) {
       if (const auto* tensor = std::get_if<at::Tensor>(&value)) all.push_back(*tensor);
     }
-    for (const at::Tensor& lr : optimizer.device_group_lrs()) all.push_back(lr);
+    for (const at::Tensor& lr : trainkit::detail::OptimizerParts::of(optimizer).rates.on_device()) all.push_back(lr);
     for (const auto& [name, average] : step->averages()) all.push_back(average);
     return all;
   }

@@ -147,8 +147,9 @@ void GradScaler::unscale_(const std::vector<ScaledOptimizer*>& optimizers) {
     unscale(one);
     found_inf.push_back(one.found_inf);
   }
-  if (!optimizers.front()->is_sharded()) return;
-  optimizers.front()->sum_over_shards(found_inf);
+  const detail::SumOverShards& sum_over_shards = detail::ScalingState::of(*optimizers.front())->sum_over_shards;
+  if (!sum_over_shards) return;
+  sum_over_shards(found_inf);
   for (at::Tensor& found : found_inf) found.clamp_max_(1);
 }
 
@@ -191,7 +192,7 @@ void GradScaler::update(std::optional<double> new_scale) {
 void GradScaler::abandon() { begin_iteration(); }
 
 at::Tensor GradScaler::found_inf(const ScaledOptimizer& optimizer) const {
-  const detail::ScalingState& state = *optimizer.scaling_;
+  const detail::ScalingState& state = *detail::ScalingState::of(optimizer);
   TORCH_CHECK(state.scaler.lock() == iteration_ && state.stage != Stage::kReady,
               "GradScaler: found_inf() is called before unscale_()");
   return state.found_inf;
@@ -246,7 +247,7 @@ absl::Status GradScaler::load_state_dict(const StateDict& state) {
 /// Returns the optimizer's state and adds the optimizer to this iteration on first use.
 detail::ScalingState& GradScaler::state_of(ScaledOptimizer& optimizer, const char* caller) {
   TORCH_CHECK(iteration_->scaled, "GradScaler: ", caller, "() is called before scale()");
-  const std::shared_ptr<detail::ScalingState>& state = optimizer.scaling_;
+  const std::shared_ptr<detail::ScalingState>& state = detail::ScalingState::of(optimizer);
   if (std::find(used_.begin(), used_.end(), state) == used_.end()) {
     state->stage = Stage::kReady;
     state->scaler = iteration_;

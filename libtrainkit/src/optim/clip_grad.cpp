@@ -9,6 +9,7 @@
 
 #include <cmath>
 
+#include "amp/scaling_state.h"
 #include "core/tensors/tensor_lists.h"
 
 namespace trainkit {
@@ -30,9 +31,9 @@ std::vector<at::Tensor> clip_grad_norms_(const std::vector<Optimizer*>& optimize
     gradients.push_back(optimizer->gradients());
     norms.push_back(norm_of(gradients.back(), optimizer->step_count()));
   }
-  if (optimizers.front()->is_sharded()) {
+  if (const SumOverShards& sum_over_shards = ScalingState::of(*optimizers.front())->sum_over_shards) {
     for (at::Tensor& norm : norms) norm.square_();
-    optimizers.front()->sum_over_shards(norms);
+    sum_over_shards(norms);
     for (at::Tensor& norm : norms) norm.sqrt_();
   }
   if (!(max_norm > 0 && std::isfinite(max_norm))) return norms;

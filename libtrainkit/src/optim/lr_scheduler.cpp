@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/base/option_problems.h"
+#include "optim/optimizer_parts.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
@@ -45,8 +46,8 @@ double worst(const std::optional<PlateauOptions>& plateau) {
 // reads]). The scheduler then evaluates the schedule on the host for the first N steps, copies the factors to the
 // device as table_, and looks up factor and learning rate there: lr = table_[min(step_count, N - 1)] * device_base_lr_.
 //
-// - max_step_count() of the optimizer is an upper bound of the step count that the host knows. reserve() keeps the
-//   table longer than this bound, so a lookup outside a CUDA graph never reaches the end.
+// - The host knows an upper bound of the step count (StepCounts::upper_bound). reserve() keeps the table longer than
+//   this bound, so a lookup outside a CUDA graph never reaches the end.
 // - A captured step() reads the table of its capture. A longer table is a new tensor, so the caller of reserve()
 //   captures again when reserved_steps() changes.
 // - device_base_lr_ is written by set_base_lr() and never by step(): a captured step() would replay the value of its
@@ -61,23 +62,21 @@ LRScheduler::LRScheduler(Optimizer& optimizer, std::shared_ptr<const LRSchedule>
       best_(worst(plateau)) {
   TORCH_CHECK_VALUE(schedule_ != nullptr, "LRScheduler: the schedule must not be null");
   if (plateau_) check(*plateau_);
-  if (std::exchange(optimizer.had_scheduler_, true)) first_step_ = applied_steps();
+  if (detail::OptimizerParts::of(optimizer).rates.note_scheduler()) first_step_ = applied_steps();
   apply();
 }
 
 void LRScheduler::step() { apply(); }
 
 void LRScheduler::apply() {
-  if (const std::optional<int64_t> count = optimizer_->known_step_count()) {
-    optimizer_->set_scheduled_lr(lr_after(*count));
-    return;
-  }
+  detail::OptimizerParts& optimizer = detail::OptimizerParts::of(*optimizer_);
+  if (const std::optional<int64_t> count = optimizer.counts.known()) return optimizer.rates.set(lr_after(*count));
   const at::NoGradGuard no_grad;
-  reserve(optimizer_->max_step_count() - first_step_ + 1);
-  index_.copy_(optimizer_->step_count());
+  reserve(optimizer.counts.upper_bound() - first_step_ + 1);
+  index_.copy_(optimizer.counts.total());
   if (first_step_ > 0) index_.sub_(first_step_).clamp_min_(0);
   index_.clamp_max_(table_.numel() - 1);
-  optimizer_->set_lr_on_device(table_.index_select(0, index_).mul_(device_base_lr_));
+  optimizer.rates.set_on_device(table_.index_select(0, index_).mul_(device_base_lr_));
 }
 
 /// Writes the base learning rate to the device here and not in step(), see Note [Learning-rate table].
@@ -88,7 +87,7 @@ void LRScheduler::set_base_lr(double base_lr) {
 }
 
 void LRScheduler::reserve(int64_t steps) {
-  if (optimizer_->known_step_count()) return;
+  if (detail::OptimizerParts::of(*optimizer_).counts.known()) return;
   const int64_t old_steps = table_.defined() ? table_.numel() : 0;
   if (steps <= old_steps) return;
   const int64_t new_steps = std::max({steps, 2 * old_steps, kFirstTableSteps});
@@ -135,8 +134,9 @@ bool LRScheduler::step_metric(double metric) {
 }
 
 int64_t LRScheduler::applied_steps() const {
-  if (optimizer_->max_step_count() == 0) return 0;
-  const std::optional<int64_t> known = optimizer_->known_step_count();
+  const detail::StepCounts& counts = detail::OptimizerParts::of(*optimizer_).counts;
+  if (counts.upper_bound() == 0) return 0;
+  const std::optional<int64_t> known = counts.known();
   return known ? *known : optimizer_->step_count().item<int64_t>();
 }
 

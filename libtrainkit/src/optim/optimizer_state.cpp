@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/base/option_problems.h"
-#include "optim/optimizer_bucket.h"
+#include "optim/optimizer_parts.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
@@ -61,50 +61,13 @@ absl::Status check_entry(const std::string& name, const StateValue& saved, const
   return absl::OkStatus();
 }
 
-}  // namespace
-
-StateDict Optimizer::state_dict() const {
-  StateDict state{{"type", std::string(type())}, {"lr", lr_}, {kInitialLr, initial_lr_}, {"step", int64_t{0}}};
-  if (const auto known = known_step_count()) {
-    state["step"] = *known;
-  } else if (step_count_.defined()) {
-    state["step"] = step_count_.item<int64_t>();
-  }
-  // hyperparameters() is not const because it returns pointers; they are only read here.
-  for (const auto& [name, value] : const_cast<Optimizer*>(this)->hyperparameters()) state[name] = *value;
-  for (size_t i = 0; i < groups_.size(); ++i) {
-    state[group_key(i, "lr_multiple")] = groups_[i].lr_multiple;
-    state[group_key(i, "weight_decay")] = groups_[i].weight_decay.value_or(weight_decay_);
-  }
-  for (const Bucket& bucket : buckets_) {
-    const std::vector<std::string> kinds = state_names(groups_[bucket.group]);
-    for (size_t i = 0; i < bucket.params.size(); ++i) {
-      state[state_key(bucket.names[i], "step")] = bucket.steps[i];
-      for (size_t k = 0; k < kinds.size(); ++k) state[state_key(bucket.names[i], kinds[k])] = bucket.state[k][i];
-    }
-  }
-  return state;
-}
-
-std::map<std::string, at::Tensor> Optimizer::parameters_of_state() const {
-  std::map<std::string, at::Tensor> parameters;
-  for (const Bucket& bucket : buckets_) {
-    for (const std::string& kind : state_names(groups_[bucket.group])) {
-      for (size_t i = 0; i < bucket.params.size(); ++i) {
-        parameters[state_key(bucket.names[i], kind)] = bucket.params[i];
-      }
-    }
-  }
-  return parameters;
-}
-
-/// Checks names, types, shapes and ranges of `state` against this optimizer's own state.
-absl::Status Optimizer::check_state(const StateDict& state) const {
+/// Checks names, types, shapes and ranges of `state` against `own`, the optimizer's.
+absl::Status check_state(const StateDict& state, const StateDict& own) {
+  const std::string type = std::get<std::string>(own.find("type")->second);
   TRAINKIT_ASSIGN_OR_RETURN(const std::string kind, get_state<std::string>(state, "type"));
-  if (kind != type()) return bad_state("type", "does not match this optimizer", kind, type());
+  if (kind != type) return bad_state("type", "does not match this optimizer", kind, type);
   TRAINKIT_ASSIGN_OR_RETURN(const int64_t steps, get_state<int64_t>(state, "step"));
   if (steps < 0) return bad_state("step", "is out of range", std::to_string(steps), ">= 0");
-  const StateDict own = state_dict();
   for (const auto& [name, mine] : own) {
     const auto saved = state.find(name);
     if (saved == state.end() && name == kInitialLr) continue;
@@ -117,8 +80,34 @@ absl::Status Optimizer::check_state(const StateDict& state) const {
   return absl::OkStatus();
 }
 
+}  // namespace
+
+StateDict Optimizer::state_dict() const {
+  StateDict state{{"type", std::string(type())}, {"lr", lr()}, {kInitialLr, initial_lr()}, {"step", int64_t{0}}};
+  if (const auto known = parts_->counts.known()) {
+    state["step"] = *known;
+  } else if (step_count().defined()) {
+    state["step"] = step_count().item<int64_t>();
+  }
+  // hyperparameters() is not const because it returns pointers; they are only read here.
+  for (const auto& [name, value] : const_cast<Optimizer*>(this)->hyperparameters()) state[name] = *value;
+  for (size_t i = 0; i < param_groups().size(); ++i) {
+    state[group_key(i, "lr_multiple")] = param_groups()[i].lr_multiple;
+    state[group_key(i, "weight_decay")] = param_groups()[i].weight_decay.value_or(parts_->weight_decay);
+  }
+  for (const detail::ParameterBucket& bucket : parts_->parameters.buckets) {
+    for (size_t i = 0; i < bucket.params.size(); ++i) {
+      state[state_key(bucket.names[i], "step")] = bucket.steps[i];
+      for (size_t k = 0; k < bucket.kinds.size(); ++k) {
+        state[state_key(bucket.names[i], bucket.kinds[k])] = bucket.state[k][i];
+      }
+    }
+  }
+  return state;
+}
+
 absl::Status Optimizer::load_state_dict(const StateDict& state) {
-  TRAINKIT_RETURN_IF_ERROR(check_state(state));
+  TRAINKIT_RETURN_IF_ERROR(check_state(state, state_dict()));
   const auto options = hyperparameters();
   std::vector<double> previous;
   for (const auto& [name, value] : options) {
@@ -132,31 +121,36 @@ absl::Status Optimizer::load_state_dict(const StateDict& state) {
 
   const at::NoGradGuard no_grad;
   const auto tensor = [&](const std::string& name) { return std::get<at::Tensor>(state.find(name)->second); };
-  for (Bucket& bucket : buckets_) {
-    const std::vector<std::string> kinds = state_names(groups_[bucket.group]);
+  const auto number = [&](const std::string& name) { return std::get<double>(state.find(name)->second); };
+  for (detail::ParameterBucket& bucket : parts_->parameters.buckets) {
     for (size_t i = 0; i < bucket.params.size(); ++i) {
       bucket.steps[i].copy_(tensor(state_key(bucket.names[i], "step")));
-      for (size_t k = 0; k < kinds.size(); ++k) bucket.state[k][i].copy_(tensor(state_key(bucket.names[i], kinds[k])));
+      for (size_t k = 0; k < bucket.kinds.size(); ++k) {
+        bucket.state[k][i].copy_(tensor(state_key(bucket.names[i], bucket.kinds[k])));
+      }
     }
   }
-  max_step_count_ = std::get<int64_t>(state.find("step")->second);
-  skipped_step_count_ = 0;
-  if (step_count_.defined()) step_count_.fill_(max_step_count_);
-  for (size_t i = 0; i < groups_.size(); ++i) {
-    groups_[i].lr_multiple = std::get<double>(state.find(group_key(i, "lr_multiple"))->second);
-    groups_[i].weight_decay = std::get<double>(state.find(group_key(i, "weight_decay"))->second);
+  parts_->counts.set_total(std::get<int64_t>(state.find("step")->second));
+  std::vector<ParamGroup>& groups = parts_->parameters.groups;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    groups[i].lr_multiple = number(group_key(i, "lr_multiple"));
+    groups[i].weight_decay = number(group_key(i, "weight_decay"));
   }
-  lr_ = std::get<double>(state.find("lr")->second);
-  if (const auto initial = state.find(kInitialLr); initial != state.end()) {
-    initial_lr_ = std::get<double>(initial->second);
-  }
-  if (device_lrs_.values.defined()) {  // in place: a captured graph reads these addresses
-    const DeviceLrs loaded = DeviceLrs::make(groups_, lr_);
-    device_lrs_.multiples.copy_(loaded.multiples);
-    device_lrs_.values.copy_(loaded.values);
-  }
-  ++version_;
+  parts_->rates.load(number("lr"), state.contains(kInitialLr) ? number(kInitialLr) : initial_lr(), groups);
+  ++parts_->version;
   return absl::OkStatus();
+}
+
+std::map<std::string, at::Tensor> detail::parameters_of_state(const Optimizer& optimizer) {
+  std::map<std::string, at::Tensor> parameters;
+  for (const ParameterBucket& bucket : OptimizerParts::of(optimizer).parameters.buckets) {
+    for (const std::string& kind : bucket.kinds) {
+      for (size_t i = 0; i < bucket.params.size(); ++i) {
+        parameters[state_key(bucket.names[i], kind)] = bucket.params[i];
+      }
+    }
+  }
+  return parameters;
 }
 
 }  // namespace trainkit

@@ -9,6 +9,7 @@
 
 #include "distributed/group/process_group_impl.h"
 #include "distributed/rank_threads.h"
+#include "distributed/replicas/replica_strategy.h"
 #include "distributed/shared_memory/rank_memory.h"
 #include "test_util.h"
 #include "trainkit/distributed/device_replicator.h"
@@ -176,7 +177,7 @@ TEST_CASE("The gradients of ranks on one machine are in shared memory", "[distri
                              .value();
     for (int step = 0; step < 3; ++step) {  // c10d's Reducer arranges its buckets anew after the first one
       devices->module()->zero_grad();
-      devices->begin_step();
+      trainkit::detail::strategy_of(*devices).begin_step();
       devices->run(
           [&](int64_t) {
             return devices->module()->as<torch::nn::Linear>()->forward(torch::ones({4, 300})).sum();

@@ -28,7 +28,8 @@ struct AgreeingRank {
     if (group) options.process_group = {group, [](ProcessGroup*) {}};
     devices = DeviceReplicator::create([] { return TinyNet(0); }, options).value();
     in_flight.emplace(trainkit::detail::devices_of(*devices));
-    agreement = make_agreement(*devices, *in_flight, memory, /*graphs=*/nullptr, /*replicas_meet=*/false);
+    agreement = make_agreement(trainkit::detail::strategy_of(*devices), *in_flight, memory, /*graphs=*/nullptr,
+                               /*replicas_meet=*/false);
   }
   bool fail(const std::string& reason, bool again) {
     return agreement->fail(1, {.reason = reason,

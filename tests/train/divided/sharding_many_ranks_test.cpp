@@ -4,6 +4,7 @@
 #include <mutex>
 #include <thread>
 
+#include "optim/optimizer_parts.h"
 #include "test_util.h"
 #include "train/divided/sharded_state.h"
 #include "train/sharded_net.h"
@@ -126,10 +127,10 @@ ManyRanks train_many(int64_t ranks, int64_t steps, Sharding sharding, const std:
       trainkit::detail::ParameterShards shards(parameters, nullptr, options, exchange.of(rank));
       AdamW optimizer({.lr = 0.01});
       for (NamedParameter& parameter : named) parameter.tensor = shards.part(parameter.tensor);
-      optimizer.add_shards(
-          {{.params = named}}, [&](const auto& values) { shards.all_reduce(values.front()); },
-          [&](const at::Tensor& part) { return shards.layout().bucket_of(shards.index_of_part(part)); },
-          [&](size_t bucket) { shards.gathering().start(bucket); });
+      trainkit::detail::add_shards(
+          optimizer, {{.params = named}}, [&](const auto& values) { shards.all_reduce(values.front()); },
+          {.bucket_of = [&](const at::Tensor& part) { return shards.layout().bucket_of(shards.index_of_part(part)); },
+           .on_updated = [&](size_t bucket) { shards.gathering().start(bucket); }});
       StateDict own = optimizer.state_dict();
       for (auto& [name, value] : own) {
         if (const auto found = state.find(name); found != state.end()) value = found->second;

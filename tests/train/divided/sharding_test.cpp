@@ -1,5 +1,6 @@
 // Ranks that divide gradients and optimizer state among them; see parameter_shards.h.
 #include "distributed/rank_threads.h"
+#include "distributed/replicas/replica_strategy.h"
 #include "test_util.h"
 #include "train/divided/sharded_state.h"
 #include "train/sharded_net.h"
@@ -101,7 +102,8 @@ absl::Status train(ProcessGroup& ranks, const Setup& setup, ShardedRun& outcome)
     const auto* tensor = std::get_if<at::Tensor>(&value);
     if (tensor && !name.ends_with(".step")) outcome.state_bytes += static_cast<int64_t>(tensor->nbytes());
   }
-  const CheckpointContents whole = whole_checkpoint(*devices->module(), *optimizer, step.averages(), devices->shards());
+  const CheckpointContents whole = whole_checkpoint(*devices->module(), *optimizer, step.averages(),
+                                                    trainkit::detail::strategy_of(*devices).shards());
   for (const auto& [name, tensor] : whole.optimizer) {
     if (tensor.defined()) outcome.state[name] = tensor.clone();
   }

@@ -1,4 +1,5 @@
 // A captured step equals the eager one. On the CPU, where tape.h replaces CUDA graphs.
+#include "optim/optimizer_parts.h"
 #include "test_util.h"
 #include "train/batch_norm_net.h"
 #include "train/budget_allocator.h"
@@ -43,7 +44,7 @@ struct GraphTraining {
       if (const auto* tensor = std::get_if<at::Tensor>(&value)) all.push_back(*tensor);
     }
     all.push_back(optimizer.step_count());
-    for (const at::Tensor& lr : optimizer.device_group_lrs()) all.push_back(lr);
+    for (const at::Tensor& lr : trainkit::detail::OptimizerParts::of(optimizer).rates.on_device()) all.push_back(lr);
     if (!step) return all;
     for (const auto& [name, average] : step->averages()) all.push_back(average);
     return all;
@@ -267,7 +268,7 @@ TEST_CASE("Loading a state captures the step again and resumes from that state",
   CHECK(training.step->graph_captures() == 1);
   CHECK(training.step->graph_steps() == 3);
   CHECK(training.optimizer.step_count().item<float>() == 6);
-  CHECK(training.optimizer.max_step_count() >= 6);
+  CHECK(trainkit::detail::OptimizerParts::of(training.optimizer).counts.upper_bound() >= 6);
   REQUIRE(training.optimizer.load_state_dict(training.optimizer.state_dict()).ok());
   (*training.step)(random_batch(4, 1), training.loss);
   CHECK_THAT(training.step->graph_reason(), Catch::Contains("captured again"));
@@ -292,7 +293,7 @@ TEST_CASE("Steps run eagerly on the CPU, and `on` is an error", "[train][step_gr
   TrainStep step(*devices, optimizer, {.cuda_graph = CudaGraph::kAuto}), off(*devices, other);
   CHECK(step.graph_reason() == "the device is cpu");
   CHECK(off.graph_reason() == "cuda_graph is off");
-  CHECK_FALSE(optimizer.counts_on_device());
+  CHECK_FALSE(trainkit::detail::OptimizerParts::of(optimizer).counts.are_on_device());
   AdamW third;
   CHECK_THROWS_AS(TrainStep(*devices, third, {.cuda_graph = CudaGraph::kOn}), c10::ValueError);
 }

@@ -22,7 +22,7 @@ struct Forward {
       : devices((torch::manual_seed(1),
                  DeviceReplicator::create([] { return TinyNet(0); }, {.cpu_replicas = replicas}).value())),
         weights(*devices, options.grad_accum_steps, memory),
-        losses(*devices, options, weights, scaler) {}
+        losses(trainkit::detail::strategy_of(*devices), options, weights, scaler) {}
 
   std::vector<at::Tensor> run(const Batch& batch, const LossFunction& loss) {
     std::vector<at::Tensor> scaled(static_cast<size_t>(devices->replicas()));

@@ -168,7 +168,9 @@ TEST_CASE("A resumed run continues with the loss scale of its checkpoint", "[tra
   const auto loader = tiny_loader(8, 4);
   SGD optimizer({.lr = 1e-2});
   optimizer.add_param_groups(default_param_groups(*devices->module()));
-  const auto parts = [&](GradScaler& scaler) { return RunParts{*devices, optimizer, nullptr, scaler, *loader}; };
+  const auto parts = [&](GradScaler& scaler) {
+    return RunParts{trainkit::detail::strategy_of(*devices), optimizer, nullptr, scaler, *loader};
+  };
   GradScaler saved({.init_scale = 8}), resumed;
   RunProgress progress{.step = 3};
   REQUIRE(CheckpointStore::open(dir.path()).value().save(3, collect_run(parts(saved), progress, {}, {}).value()).ok());

@@ -1,6 +1,7 @@
 // Modes of modules hold for all replicas and ranks, and evaluations restore them and compute with the saved statistics.
 #include <map>
 
+#include "optim/optimizer_parts.h"
 #include "train/graph/step_graphs.h"
 #include "train/step/changed_model.h"
 #include "train/tape.h"
@@ -159,7 +160,7 @@ TEST_CASE("A captured step is captured again when modes, frozen layers or groups
         if (const auto* tensor = std::get_if<at::Tensor>(&value)) all.push_back(*tensor);
       }
       all.push_back(optimizer.step_count());
-      for (const at::Tensor& lr : optimizer.device_group_lrs()) all.push_back(lr);
+      for (const at::Tensor& lr : trainkit::detail::OptimizerParts::of(optimizer).rates.on_device()) all.push_back(lr);
       return all;
     };
     TrainStepOptions options{.cuda_graph = captured ? CudaGraph::kAuto : CudaGraph::kOff};

@@ -1,4 +1,5 @@
 // TrainStep when memory runs out during a step.
+#include "optim/optimizer_parts.h"
 #include "ranks.h"
 #include "test_util.h"
 #include "train/batch_norm_net.h"
@@ -167,7 +168,7 @@ TEST_CASE("Out of memory while a schedule on the device advances gives the same 
     memory.fail_after(fault);
     step(batch, loss);
     failed = memory.disarm();
-    std::vector<at::Tensor> state = optimizer.device_group_lrs();
+    std::vector<at::Tensor> state = trainkit::detail::OptimizerParts::of(optimizer).rates.on_device();
     step(random_batch(kRows, 2), loss);
     for (const at::Tensor& tensor : devices->module()->parameters()) state.push_back(tensor.detach().clone());
     return std::pair(step.split(), state);

@@ -3,6 +3,7 @@
 
 #include <torch/torch.h>
 
+#include "optim/optimizer_parts.h"
 #include "test_util.h"
 #include "train/agreement/agreement.h"
 #include "train/agreement/steps_in_flight.h"
@@ -45,8 +46,9 @@ struct Backend final : GraphBackend {
 struct Step final : CapturableStep {
   explicit Step(CudaGraph graph = CudaGraph::kAuto)
       : devices(DeviceReplicator::create([] { return TinyNet(0); }).value()),
-        update(*devices, optimizer, {}, nullptr, memory),
-        capture(*devices, {.cuda_graph = graph, .graph_backend = [this] { return std::make_unique<Backend>(&log); }},
+        update(strategy_of(*devices), optimizer, {}, nullptr, memory),
+        capture(strategy_of(*devices),
+                {.cuda_graph = graph, .graph_backend = [this] { return std::make_unique<Backend>(&log); }},
                 {memory, batches, weights, sums, update}) {}
 
   void begin() override { log += " begin"; }
@@ -81,7 +83,7 @@ struct Step final : CapturableStep {
   MetricSums sums{*devices, memory};
   StepBatches batches{1};
   StepsInFlight in_flight{devices_of(*devices)};
-  std::unique_ptr<Agreement> agreement = make_agreement(*devices, in_flight, memory, nullptr, false);
+  std::unique_ptr<Agreement> agreement = make_agreement(strategy_of(*devices), in_flight, memory, nullptr, false);
   WeightUpdate update;
   StepCapture capture;
 };
@@ -94,7 +96,7 @@ constexpr const char* kCaptured = " begin capture compute replay";
 TEST_CASE("A step warms up, is traced twice, captured and replayed", "[train][step_capture]") {
   Step step;
   CHECK(step.capture.is_active());
-  CHECK(step.optimizer.counts_on_device());
+  CHECK(OptimizerParts::of(step.optimizer).counts.are_on_device());
   CHECK(step.capture.state_of_model()->size() == step.devices->module()->parameters().size());
   for (int i = 0; i < 3; ++i) CHECK(step.run() == kOnStream);
   CHECK(step.run() == kCaptured);
@@ -132,5 +134,5 @@ TEST_CASE("Steps are not captured unless they are asked to be", "[train][step_ca
   CHECK_FALSE(off.capture.is_active());
   CHECK(off.capture.graphs() == nullptr);
   CHECK(off.capture.reason() == "cuda_graph is off");
-  CHECK_FALSE(off.optimizer.counts_on_device());
+  CHECK_FALSE(OptimizerParts::of(off.optimizer).counts.are_on_device());
 }

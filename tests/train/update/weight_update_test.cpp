@@ -3,6 +3,7 @@
 
 #include <torch/torch.h>
 
+#include "optim/optimizer_parts.h"
 #include "test_util.h"
 #include "train/agreement/agreement.h"
 #include "train/agreement/steps_in_flight.h"
@@ -23,7 +24,7 @@ namespace {
 struct Update {
   explicit Update(const TrainStepOptions& options)
       : devices((torch::manual_seed(1), DeviceReplicator::create([] { return BatchNormNet(4); }).value())),
-        update(*devices, optimizer, options, /*scheduler=*/nullptr, memory) {}
+        update(strategy_of(*devices), optimizer, options, /*scheduler=*/nullptr, memory) {}
 
   at::Tensor& weight() { return devices->module()->as<BatchNormNetImpl>()->out->weight; }
   at::Tensor& statistic() { return devices->module()->as<BatchNormNetImpl>()->norm->running_mean; }
@@ -52,7 +53,7 @@ struct Update {
   LossWeights weights{*devices, 1, memory};
   MetricSums sums{*devices, memory};
   StepsInFlight in_flight{devices_of(*devices)};
-  std::unique_ptr<Agreement> agreement = make_agreement(*devices, in_flight, memory, nullptr, false);
+  std::unique_ptr<Agreement> agreement = make_agreement(strategy_of(*devices), in_flight, memory, nullptr, false);
   StepSnapshot snapshot{*devices};
   WeightUpdate update;
 };
@@ -78,7 +79,7 @@ TEST_CASE("An update in which nothing counts changes nothing and has norm 0", "[
   CHECK(torch::equal(update.weight(), before));
   CHECK(metrics.grad_norm.item<float>() == 0);
   CHECK_FALSE(update.weight().grad().defined());
-  CHECK(update.optimizer.max_step_count() == 0);
+  CHECK(OptimizerParts::of(update.optimizer).counts.upper_bound() == 0);
 }
 
 TEST_CASE("An update clips to the norm that it reports", "[train][weight_update]") {

@@ -41,12 +41,6 @@ class ScaledOptimizer {
   /// them and not unscaled them yet. If this becomes known only later, the scaler's unscale_() and step() throw.
   void gradients_taken_as_unscaled(const char* by);
 
-  /// Sums `values` in place over the ranks or replicas among which the parameters are divided (Sharding). Functions
-  /// that compute a number from all gradients call it, with one value for each optimizer of this process that updates a
-  /// part. Does nothing for an optimizer that has all parameters.
-  virtual void sum_over_shards(const std::vector<at::Tensor>& values) const { static_cast<void>(values); }
-  virtual bool is_sharded() const { return false; }
-
  protected:
   ScaledOptimizer();
   ScaledOptimizer(ScaledOptimizer&&) noexcept;
@@ -56,7 +50,7 @@ class ScaledOptimizer {
   void stepped_without_scaler();
 
  private:
-  friend class GradScaler;
+  friend struct detail::ScalingState;
   std::shared_ptr<detail::ScalingState> scaling_;
 };
 

@@ -6,8 +6,6 @@
 #include <absl/status/statusor.h>
 #include <c10/core/Device.h>
 
-#include <atomic>
-#include <chrono>
 #include <concepts>
 #include <cstdint>
 #include <functional>
@@ -25,7 +23,7 @@ class Module;
 namespace trainkit {
 
 namespace detail {
-class ParameterShards;
+class ReplicaStrategy;
 }
 
 // ---- Collectives between the replicas of a model, for use inside forward and backward.
@@ -147,64 +145,27 @@ class DeviceReplicator {
   virtual int64_t world_replicas() const = 0;
   /// Number of copies of the weights in this process. Replicas below this number own a copy; the others use the copy of
   /// replica 0. The optimizer updates each copy.
-  virtual int64_t weight_copies() const { return 1; }
+  virtual int64_t weight_copies() const = 0;
   virtual at::Device device(int64_t replica = 0) const = 0;
   virtual const std::shared_ptr<torch::nn::Module>& module(int64_t replica = 0) const = 0;
   /// Ranks of kDistributed, else nullptr.
-  virtual ProcessGroup* process_group() const { return nullptr; }
+  virtual ProcessGroup* process_group() const = 0;
   /// Collectives for use inside a body.
   virtual ReplicaGroup& group() = 0;
 
-  virtual Sharding sharding() const { return Sharding::kNone; }
-  /// With sharding: divides the trained parameters among the ranks at the first call, before the first run(). Every
-  /// rank calls it. `is_whole` selects parameters of the first replica that no rank may get only a part of; empty:
-  /// none. TrainStep calls it.
-  virtual void divide_parameters(const std::function<bool(const at::Tensor&)>& is_whole) {
-    static_cast<void>(is_whole);
-  }
-  /// Returns what divide_parameters() made for a copy of the weights in this process, or nullptr.
-  virtual detail::ParameterShards* shards(int64_t copy = 0) const {
-    static_cast<void>(copy);
-    return nullptr;
-  }
-  /// With sharding, called by TrainStep on every rank: sends the updated weights to all copies; sums values[i], of the
-  /// shards of copy i, over all shards in place.
-  virtual void gather_weights() {}
-  virtual void sum_over_shards(const std::vector<at::Tensor>& values) { static_cast<void>(values); }
-
-  /// Begins a step by seeding the replicas' generators, as the first run() of a step does otherwise. Call it to save
-  /// the state of all generators at the start of a step.
-  virtual void begin_step() {}
-
-  /// Changes when a step or run finds that other parameters of the first replica are trained (requires_grad).
-  virtual int64_t trained_version() const { return 0; }
-
-  /// Called by run() once this rank has sent its last bucket, while the reduction is still in progress.
-  using OnSent = std::function<void()>;
+  /// What create() was asked to divide; kNone for one device.
+  virtual Sharding sharding() const = 0;
 
   /// Calls `body(replica)` for every replica in this process, and backward() on each loss. With `reduce_gradients`,
   /// every replica then holds the sum of the gradients of all replicas, including those of earlier runs without
   /// reduction; each body therefore scales its loss by its share of the rows. Pass false while gradients accumulate and
   /// true on the last micro-batch of a step. Blocks the host until every replica is done; never synchronises a GPU.
   ///
-  /// Rethrows an exception of a body once every replica is done; discard the gradients before the next step. Other
-  /// ranks do not wait for a body that throws: they get a sum without this rank, and StepConsensus tells them to
-  /// discard it. A body with its own collectives (SyncBatchNorm) is the exception: there the other ranks fail when this
-  /// process ends. A lost rank is thrown as absl::BadStatusOrAccess with the Error of ProcessGroup.
-  ///
-  /// `on_sent` is called once during backward, from the thread that runs backward. It is not called without other
-  /// ranks, on a rank without a loss, or with find_unused_parameters.
-  virtual void run(const Body& body, bool reduce_gradients = true, const OnSent& on_sent = nullptr) = 0;
-
-  /// Whether each run with reduction needs a gradient of every trained parameter: on ranks without
-  /// find_unused_parameters.
-  virtual bool needs_all_gradients() const { return false; }
-
-  /// Contributes zeros to the reduction of a step that this rank cannot finish. Does nothing without other ranks.
-  virtual void skip_reduction() {}
-
-  /// Discards a step that failed on some rank. Call it on every rank before the next run().
-  virtual void abandon_step() {}
+  /// Rethrows an exception of a body once every replica is done; discard the gradients then. The other ranks do not
+  /// wait for a body that throws: they get a sum without this rank. TrainStep tells them to discard it. A body with its
+  /// own collectives (SyncBatchNorm) is the exception: there the other ranks fail when this process ends. A lost rank
+  /// is thrown as absl::BadStatusOrAccess with the Error of ProcessGroup.
+  void run(const Body& body, bool reduce_gradients = true);
 
   /// Copies the weights and buffers of the first replica of rank 0 to every replica. Call it after loading weights.
   virtual void synchronize() = 0;
@@ -212,21 +173,16 @@ class DeviceReplicator {
   /// Copies the buffers that each replica updates itself (BatchNorm's statistics) from the first replica of rank 0 to
   /// every replica. Every rank calls it. run() with reduction calls it first, as evaluate() and for_each_batch() do:
   /// the evaluated model is the one that is saved.
-  virtual void synchronize_buffers() {}
+  virtual void synchronize_buffers() = 0;
 
   /// Seconds that run() has spent in reduction that backward did not hide, since creation. On GPUs this is the host
   /// time for queueing the work, since the device is not synchronised. Callable from any thread.
-  double reduce_seconds() const { return 1e-9 * static_cast<double>(reduce_time_.load(std::memory_order_relaxed)); }
-
- protected:
-  /// Adds the time since `begin` to reduce_seconds().
-  void add_reduction_since(std::chrono::steady_clock::time_point begin) {
-    const std::chrono::nanoseconds time = std::chrono::steady_clock::now() - begin;
-    reduce_time_.fetch_add(time.count(), std::memory_order_relaxed);
-  }
+  virtual double reduce_seconds() const = 0;
 
  private:
-  std::atomic<int64_t> reduce_time_{0};  // nanoseconds
+  friend class detail::ReplicaStrategy;
+  DeviceReplicator() = default;  // every replicator is a ReplicaStrategy, as detail::strategy_of() assumes
+
   using ModuleFactory = std::function<std::shared_ptr<torch::nn::Module>()>;
   static absl::StatusOr<std::unique_ptr<DeviceReplicator>> create_erased(const ModuleFactory& factory,
                                                                          const DeviceReplicatorOptions& options);

@@ -5,8 +5,6 @@
 #include <absl/status/status.h>
 
 #include <cstdint>
-#include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,7 +20,9 @@ class Module;
 
 namespace trainkit {
 
-class LRScheduler;
+namespace detail {
+class OptimizerParts;
+}
 
 // ---- Named parameters in groups with separate options.
 
@@ -71,46 +71,24 @@ std::vector<ParamGroup> default_param_groups(const torch::nn::Module& model);
 /// Source: torch.optim (PyTorch 2.11) with fused=True; keeps its formulas, names and defaults.
 class Optimizer : public ScaledOptimizer {
  public:
-  ~Optimizer() override;
+  ~Optimizer() override = default;
 
   /// Adds parameters and allocates their state. Throws c10::ValueError if the group is empty. Throws it too if
   /// a parameter is not a dense floating-point leaf, is on another device, is already in the optimizer, or has a name
   /// that is in use. A tensor that occurs twice in one group counts once, under its first name.
   void add_param_group(ParamGroup group);
   void add_param_groups(std::vector<ParamGroup> groups);
-  const std::vector<ParamGroup>& param_groups() const { return groups_; }
-  /// Removes all parameters, with their state, and returns them. Throws after the first step.
-  std::vector<ParamGroup> take_param_groups();
-  /// Adds groups of parts of parameters, possibly of 0 elements, for a rank or a replica that updates these parts
-  /// (Sharding). `sum` is sum_over_shards(). The parts lie in buckets: `bucket_of` returns the number of a part's
-  /// bucket, and a step calls `on_updated` for each bucket as soon as it has updated its parts. TrainStep and Trainer
-  /// call it.
-  using SumOverShards = std::function<void(const std::vector<at::Tensor>& values)>;
-  void add_shards(std::vector<ParamGroup> groups, SumOverShards sum,
-                  std::function<size_t(const at::Tensor&)> bucket_of = nullptr,
-                  std::function<void(size_t bucket)> on_updated = nullptr);
-  void sum_over_shards(const std::vector<at::Tensor>& values) const final;
-  bool is_sharded() const final { return sum_over_shards_ != nullptr; }
-  /// Optimizers of the other replicas' parts in this process, in their order, which keep their state as long as this
-  /// one. TrainStep creates them.
-  std::vector<std::unique_ptr<Optimizer>>& shard_mirrors() { return shard_mirrors_; }
+  const std::vector<ParamGroup>& param_groups() const;
 
   /// Learning rate before the groups' multiples, as last set on the host.
-  double lr() const { return lr_; }
+  double lr() const;
   /// Learning rate that schedules multiply: the constructor's, or that of the last set_lr(). PyTorch's initial_lr.
-  double initial_lr() const { return initial_lr_; }
+  double initial_lr() const;
   /// Sets both, so that a later LRScheduler starts from `lr`.
   void set_lr(double lr);
-  /// Sets the learning rate of the next step and keeps initial_lr(). For schedules.
-  void set_scheduled_lr(double lr);
-  /// Copies the learning rates of `other`, an optimizer with the same groups. For a replica of the weights that
-  /// receives the same updates. Copies on the device if they are kept there; reads nothing from it.
-  void set_lr_from(const Optimizer& other);
-  /// Returns each group's learning rate for the next step. Reads from the device if counts_on_device().
+  /// Returns each group's learning rate for the next step. Reads from the device if the rates are there: after the
+  /// first step with a GradScaler on a GPU, or from the start with `capturable`.
   std::vector<double> group_lrs() const;
-  /// Same, as float32 scalars on the device, without reading them. set_lr_on_device() changes their values. Empty
-  /// unless counts_on_device(); the host then knows group_lrs().
-  const std::vector<at::Tensor>& device_group_lrs() const { return device_lrs_.views; }
 
   /// Applies one step to every parameter that has a gradient. Never waits for the device. Allocates tensor memory only
   /// if a gradient's layout differs from its parameter's, or if the set of parameters with gradients has changed.
@@ -123,26 +101,7 @@ class Optimizer : public ScaledOptimizer {
 
   /// Number of applied steps, without those that a GradScaler skipped: float32 scalar on the parameters' device. The
   /// tensor stays the same until the next add_param_group. As PyTorch's, it counts to 16,777,216 and stays there.
-  const at::Tensor& step_count() const { return step_count_; }
-  /// Same number without that limit, if the host knows it without reading from the device; nullopt after a step with a
-  /// GradScaler on a GPU.
-  std::optional<int64_t> known_step_count() const;
-  /// Upper bound of step_count() that the host always knows: the number of steps called, including skipped ones.
-  int64_t max_step_count() const { return max_step_count_; }
-  /// Counts in max_step_count() a step that a CUDA graph replayed without a call of step(). The device counts the rest.
-  void count_replayed_step() { ++max_step_count_; }
-  /// Changes whenever a captured step() becomes invalid: a group was added, a state was loaded, learning rates moved to
-  /// the device, or other parameters have gradients.
-  int64_t version() const { return version_; }
-
-  /// Returns whether learning rates and step counts are on the device: after the first step with a GradScaler on a GPU,
-  /// or from the start with `capturable`.
-  bool counts_on_device() const { return on_device_; }
-  /// Moves them to the device, as `capturable` does from the start. Waits for the device once if they were not there.
-  void count_on_device();
-  /// Sets every group's learning rate on the device to `lr` (scalar on the device) times the group's multiple. Throws
-  /// unless counts_on_device(). For schedules; does not change lr().
-  void set_lr_on_device(const at::Tensor& lr);
+  const at::Tensor& step_count() const;
 
   /// State: "type", "lr", "initial_lr" (missing in older states, which keep this optimizer's), "step" and the options
   /// of the type ("beta1", ...); per group "groups.<i>.lr_multiple" and "groups.<i>.weight_decay"; per parameter
@@ -152,9 +111,6 @@ class Optimizer : public ScaledOptimizer {
   /// Loads a state. Returns an Error of exit code 5 and changes nothing in these cases: the state has another
   /// optimizer type or other groups; a parameter's state is missing, left over, or of another shape or dtype.
   absl::Status load_state_dict(const StateDict& state);
-  /// Parameters by the names of those entries of state_dict() whose tensors belong to them number by number: all of the
-  /// type ("state.<name>.exp_avg"), not the step counts. With sharding: parts of parameters.
-  std::map<std::string, at::Tensor> parameters_of_state() const;
 
   /// Creates an optimizer of the same type and options, without parameters: one for each replica.
   virtual std::unique_ptr<Optimizer> create_like() const = 0;
@@ -185,8 +141,8 @@ class Optimizer : public ScaledOptimizer {
   };
 
   explicit Optimizer(const BaseOptions& options);
-  Optimizer(Optimizer&&) noexcept;
-  Optimizer& operator=(Optimizer&&) noexcept;
+  Optimizer(Optimizer&&) noexcept = default;
+  Optimizer& operator=(Optimizer&&) noexcept = default;
   BaseOptions base_options() const;
 
   /// Name of the type in a saved state ("adamw").
@@ -203,46 +159,11 @@ class Optimizer : public ScaledOptimizer {
   virtual void apply(const FusedArguments& arguments) = 0;
 
  private:
-  friend class LRScheduler;
-  struct Bucket;
-  /// Learning rates if on_device_: one number per group. `views` are the elements of `values`.
-  struct DeviceLrs {
-    at::Tensor multiples;
-    at::Tensor values;
-    std::vector<at::Tensor> views;
-    static DeviceLrs make(const std::vector<ParamGroup>& groups, double lr);
-  };
-
+  friend class detail::OptimizerParts;
   void apply_step(const std::optional<at::Tensor>& found_inf);
-  void apply_to(const Bucket& bucket, const std::optional<at::Tensor>& found_inf);
-  bool collect_gradients();
-  void advance_steps(const std::optional<at::Tensor>& found_inf, bool all_present);
-  absl::Status check_state(const StateDict& state) const;
 
-  SumOverShards sum_over_shards_;
-  std::function<size_t(const at::Tensor&)> shard_of_;  // number of the shards' bucket; null: one
-  std::function<void(size_t)> on_updated_;
-  std::vector<std::unique_ptr<Optimizer>> shard_mirrors_;
-  double lr_;
-  double initial_lr_;
-  bool had_scheduler_ = false;  // its first LRScheduler counts all steps, later ones only their own
-  double weight_decay_;
-  bool capturable_;
-  bool on_device_;
-  int64_t max_step_count_ = 0;
-  int64_t skipped_step_count_ = 0;  // of max_step_count_, by the host
-  int64_t version_ = 0;
-  std::vector<ParamGroup> groups_;
-  std::vector<Bucket> buckets_;
-
-  /// Element 0 is step_count_; one count per parameter follows, in the order in which they were added.
-  at::Tensor steps_;
-  at::Tensor step_count_;
-  /// Increments of steps_ in a step: 1 for element 0 and for each parameter with a gradient.
-  at::Tensor advance_all_;
-  at::Tensor advance_present_;
-  std::vector<char> present_;
-  DeviceLrs device_lrs_;
+  /// Never shared: programs that derive from this class move it without knowing the parts.
+  std::shared_ptr<detail::OptimizerParts> parts_;
 };
 
 // ---- Gradient clipping.

@@ -63,7 +63,7 @@ namespace trainkit {
 /// LossFunction that the caller keeps, not a temporary. A new or reassigned one counts as a different function, even at
 /// the same address.
 /// Results equal those of eager steps bit for bit, with an optimizer that counts steps on the device
-/// (Optimizer::counts_on_device, which TrainStep enables). A graph holds the memory of its step exclusively; when an
+/// (`capturable`, which TrainStep enables). A graph holds the memory of its step exclusively; when an
 /// eager step runs out of memory, the graphs are dropped first.
 ///
 /// Graphs of several ranks. Captures begin in the same step on all ranks. From then on their hosts do not wait for one

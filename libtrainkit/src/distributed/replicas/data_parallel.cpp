@@ -142,6 +142,53 @@ int threads_per_replica(const std::vector<at::Device>& devices) {
   return std::max(1, at::get_num_threads() / static_cast<int>(devices.size()));
 }
 
+StepSeed::Replicas numbered(const std::vector<at::Device>& devices) {
+  StepSeed::Replicas replicas;
+  for (size_t i = 0; i < devices.size(); ++i) replicas.emplace_back(i, devices[i]);
+  return replicas;
+}
+
+/// The current streams of the devices; empty on the CPU.
+std::vector<c10::Stream> current_streams(const std::vector<at::Device>& devices) {
+  std::vector<c10::Stream> streams;
+  for (const at::Device device : devices) {
+    if (!device.is_cpu()) streams.push_back(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  }
+  return streams;
+}
+
+/// Sums the gradients in parallel: thread t sums every n-th parameter, in replica order and without allocation. With
+/// shared weights the other replicas release their gradients; otherwise each replica gets a copy of the sum.
+void reduce_on_cpu(const std::vector<std::vector<at::Tensor>>& parameters, bool share_weights,
+                   ReplicaThreads& threads) {
+  threads.run([&](int64_t thread) {
+    const c10::AutoGradMode no_grad(false);
+    for (size_t p = static_cast<size_t>(thread); p < parameters[0].size(); p += parameters.size()) {
+      at::Tensor& sum = parameters[0][p].mutable_grad();
+      for (size_t i = 1; i < parameters.size(); ++i) {
+        at::Tensor& gradient = parameters[i][p].mutable_grad();
+        if (!gradient.defined()) continue;
+        if (!sum.defined()) {
+          sum = gradient;
+          gradient = share_weights ? at::Tensor() : gradient.clone();
+        } else {
+          sum.add_(gradient);
+          if (share_weights) gradient.reset();
+        }
+      }
+      if (share_weights || !sum.defined()) continue;
+      for (size_t i = 1; i < parameters.size(); ++i) {
+        at::Tensor& gradient = parameters[i][p].mutable_grad();
+        if (gradient.defined()) {
+          gradient.copy_(sum);
+        } else {
+          gradient = sum.clone();
+        }
+      }
+    }
+  });
+}
+
 /// Clears this thread's error of the CUDA runtime: calls of a capture that fails in another thread set it, also while
 /// an exception unwinds the stack, and the next launch would report it.
 void clear_runtime_error() {
@@ -202,7 +249,7 @@ void DataParallel::follow_model() {
 
 void DataParallel::begin_step() {
   follow_model();
-  seed_.begin(numbered_devices());
+  seed_.begin(numbered(devices_));
 }
 
 const std::shared_ptr<torch::nn::Module>& DataParallel::module(int64_t replica) const {
@@ -224,12 +271,6 @@ void DataParallel::synchronize() {
     }
     for (size_t b = 0; b < buffers.size(); ++b) at::Tensor(to_buffers[b].second).copy_(buffers[b].second);
   }
-}
-
-StepSeed::Replicas DataParallel::numbered_devices() const {
-  StepSeed::Replicas replicas;
-  for (size_t i = 0; i < devices_.size(); ++i) replicas.emplace_back(i, devices_[i]);
-  return replicas;
 }
 
 std::string DataParallel::graph_obstacle() const { return collectives_ ? "" : "the replicas share one device"; }
@@ -257,22 +298,13 @@ void DataParallel::recover() {
   }
 }
 
-/// The current streams of the devices; empty on the CPU.
-std::vector<c10::Stream> DataParallel::current_streams() const {
-  std::vector<c10::Stream> streams;
-  for (const at::Device device : devices_) {
-    if (!device.is_cpu()) streams.push_back(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
-  }
-  return streams;
-}
-
 void DataParallel::run(const Body& body, bool reduce_gradients, const OnSent&) {
   follow_model();
   if (reduce_gradients) synchronize_buffers();
   group_.reset();
   const at::ThreadLocalState caller;  // grad mode, autocast
-  const std::vector<c10::Stream> streams = current_streams();
-  const int64_t run = seed_.next_run(numbered_devices(), /*last=*/reduce_gradients);
+  const std::vector<c10::Stream> streams = current_streams(devices_);
+  const int64_t run = seed_.next_run(numbered(devices_), /*last=*/reduce_gradients);
   begin_reduction(reduce_gradients);
   try {
     threads_.run(
@@ -294,15 +326,16 @@ void DataParallel::run(const Body& body, bool reduce_gradients, const OnSent&) {
           if (collectives_) collectives_->abort();
         });
   } catch (...) {
-    end_failed_run();
+    if (reducer_) reducer_->abandon();
+    if (collectives_) collectives_->abandon();
     throw;
   }
   if (!reduce_gradients) return;
   const detail::ProfileStage stage("reduce gradients");
   const auto begin = std::chrono::steady_clock::now();
   if (reducer_) reducer_->finish();
-  if (devices_[0].is_cpu()) reduce_on_cpu();
-  add_reduction_since(begin);
+  if (devices_[0].is_cpu()) reduce_on_cpu(parameters_, share_weights_, threads_);
+  reduce_time_.add_since(begin);
 }
 
 void DataParallel::synchronize_buffers() {
@@ -310,37 +343,6 @@ void DataParallel::synchronize_buffers() {
   for (size_t i = 1; i < buffers_.size(); ++i) {
     for (size_t b = 0; b < buffers_[0].size(); ++b) buffers_[i][b].copy_(buffers_[0][b]);
   }
-}
-
-/// Sums the gradients in parallel: thread t sums every n-th parameter, in replica order and without allocation. With
-/// shared weights the other replicas release their gradients; otherwise each replica gets a copy of the sum.
-void DataParallel::reduce_on_cpu() {
-  threads_.run([&](int64_t thread) {
-    const c10::AutoGradMode no_grad(false);
-    for (size_t p = static_cast<size_t>(thread); p < parameters_[0].size(); p += parameters_.size()) {
-      at::Tensor& sum = parameters_[0][p].mutable_grad();
-      for (size_t i = 1; i < parameters_.size(); ++i) {
-        at::Tensor& gradient = parameters_[i][p].mutable_grad();
-        if (!gradient.defined()) continue;
-        if (!sum.defined()) {
-          sum = gradient;
-          gradient = share_weights_ ? at::Tensor() : gradient.clone();
-        } else {
-          sum.add_(gradient);
-          if (share_weights_) gradient.reset();
-        }
-      }
-      if (share_weights_ || !sum.defined()) continue;
-      for (size_t i = 1; i < parameters_.size(); ++i) {
-        at::Tensor& gradient = parameters_[i][p].mutable_grad();
-        if (gradient.defined()) {
-          gradient.copy_(sum);
-        } else {
-          gradient = sum.clone();
-        }
-      }
-    }
-  });
 }
 
 }  // namespace trainkit::detail

@@ -9,13 +9,12 @@
 #include <vector>
 
 #include "core/machine/waiting_threads.h"
-#include "distributed/agreement/graph_ranks.h"
 #include "distributed/replicas/bucket_reducer.h"
 #include "distributed/replicas/model_state.h"
 #include "distributed/replicas/replica_collectives.h"
+#include "distributed/replicas/replica_strategy.h"
 #include "distributed/replicas/replica_tools.h"
 #include "distributed/shards/parameter_shards.h"
-#include "trainkit/distributed/device_replicator.h"
 
 namespace trainkit::detail {
 
@@ -71,7 +70,7 @@ class LocalGroup final : public ReplicaGroup {
   bool aborted_ = false;
 };
 
-class DataParallel final : public DeviceReplicator, public GraphReplicas {
+class DataParallel final : public ReplicaStrategy {
  public:
   /// @param share_weights All devices are the same device, and all replicas use the weights of the first one.
   DataParallel(std::vector<std::shared_ptr<torch::nn::Module>> modules, std::vector<at::Device> devices,
@@ -99,14 +98,10 @@ class DataParallel final : public DeviceReplicator, public GraphReplicas {
   void recover() override;
 
  private:
-  StepSeed::Replicas numbered_devices() const;
-  std::vector<c10::Stream> current_streams() const;
   void follow_model();
   void collect_parameters();
   void begin_reduction(bool reduces);
-  void end_failed_run();
   void backward(int64_t replica, const Body& body, bool is_last);
-  void reduce_on_cpu();
 
   std::vector<std::shared_ptr<torch::nn::Module>> modules_;
   ModelState state_;

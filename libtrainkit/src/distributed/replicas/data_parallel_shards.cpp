@@ -48,11 +48,6 @@ void DataParallel::begin_reduction(bool reduces) {
   for (const auto& shards : shards_) shards->begin(reduces || shards->reduction().reduces_every_run());
 }
 
-void DataParallel::end_failed_run() {
-  if (reducer_) reducer_->abandon();
-  if (collectives_) collectives_->abandon();
-}
-
 /// Forward and backward of a replica, in its thread.
 void DataParallel::backward(int64_t replica, const Body& body, bool is_last) {
   const at::Tensor loss = body(replica);

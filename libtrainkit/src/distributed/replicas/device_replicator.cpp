@@ -159,6 +159,10 @@ std::vector<std::shared_ptr<torch::nn::Module>> make_modules(
 
 }  // namespace
 
+void DeviceReplicator::run(const Body& body, bool reduce_gradients) {
+  detail::strategy_of(*this).run(body, reduce_gradients);
+}
+
 absl::StatusOr<std::unique_ptr<DeviceReplicator>> DeviceReplicator::create_erased(
     const ModuleFactory& factory, const DeviceReplicatorOptions& asked) try {
   DeviceReplicatorOptions options = asked;

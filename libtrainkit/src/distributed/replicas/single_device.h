@@ -2,11 +2,11 @@
 // One model on one device, without communication.
 
 #include "distributed/replicas/model_state.h"
-#include "trainkit/distributed/device_replicator.h"
+#include "distributed/replicas/replica_strategy.h"
 
 namespace trainkit::detail {
 
-class SingleDevice : public DeviceReplicator {
+class SingleDevice : public ReplicaStrategy {
  public:
   SingleDevice(std::shared_ptr<torch::nn::Module> module, at::Device device);
 

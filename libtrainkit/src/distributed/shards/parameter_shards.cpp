@@ -75,7 +75,7 @@ std::vector<at::Tensor> ParameterShards::release_weights() {
   return weights;
 }
 
-void ParameterShards::begin(bool reduces, DeviceReplicator::OnSent on_sent) {
+void ParameterShards::begin(bool reduces, std::function<void()> on_sent) {
   gathering_.begin();
   reduction_.begin(reduces, std::move(on_sent));
 }

@@ -57,7 +57,7 @@ class ParameterShards {
   bool is_part(const at::Tensor& tensor) const;
 
   /// Begins a micro-batch: ShardReduction::begin, and forgets weights that an update has not finished sending.
-  void begin(bool reduces, DeviceReplicator::OnSent on_sent = nullptr);
+  void begin(bool reduces, std::function<void()> on_sent = nullptr);
   /// By the indices of the parameters.
   const ShardLayout& layout() const { return layout_; }
   ShardReduction& reduction() { return reduction_; }

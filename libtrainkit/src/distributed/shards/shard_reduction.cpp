@@ -61,7 +61,7 @@ void ShardReduction::allocate(size_t number) {
   if (collectives_.share && bucket.gradients.defined()) collectives_.share(bucket.gradients);
 }
 
-void ShardReduction::begin(bool reduces, DeviceReplicator::OnSent on_sent) {
+void ShardReduction::begin(bool reduces, std::function<void()> on_sent) {
   is_active_ = true;
   reduces_ = reduces;
   on_sent_ = std::move(on_sent);

@@ -31,7 +31,7 @@ class ShardReduction {
 
   /// Precedes forward and backward of a micro-batch. With `reduces` its gradients, and those accumulated before, are
   /// reduced. `on_sent` is called after the last bucket was sent by backward.
-  void begin(bool reduces, DeviceReplicator::OnSent on_sent = nullptr);
+  void begin(bool reduces, std::function<void()> on_sent = nullptr);
   /// Follows them. Sends the buckets that backward has not sent: with zeros for missing gradients, or with zeros alone
   /// if this rank does not `contribute`. Waits for all of them.
   void end(bool contribute);
@@ -83,7 +83,7 @@ class ShardReduction {
   bool is_active_ = false;
   bool reduces_ = false;
   bool is_summed_ = false;  // own has the sums of an earlier micro-batch of this step
-  DeviceReplicator::OnSent on_sent_;
+  std::function<void()> on_sent_;
   /// The order in which the buckets are sent, and how far the current reduction is.
   struct Order {
     std::vector<size_t> buckets;

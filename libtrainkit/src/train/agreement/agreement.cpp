@@ -8,7 +8,7 @@
 #include <map>
 #include <utility>
 
-#include "distributed/agreement/graph_ranks.h"
+#include "distributed/replicas/graph_ranks.h"
 #include "train/agreement/device_agreement.h"
 #include "train/agreement/host_agreement.h"
 #include "train/agreement/steps_in_flight.h"
@@ -82,10 +82,10 @@ absl::Status failed_elsewhere(const StepVerdict& verdict, int64_t step) {
       verdict.out_of_memory.empty() ? absl::StatusCode::kUnavailable : absl::StatusCode::kResourceExhausted);
 }
 
-std::unique_ptr<Agreement> make_agreement(DeviceReplicator& devices, StepsInFlight& in_flight, MemoryRecovery& memory,
+std::unique_ptr<Agreement> make_agreement(ReplicaStrategy& devices, StepsInFlight& in_flight, MemoryRecovery& memory,
                                           StepGraphs* graphs, bool replicas_meet) {
   if (!devices.process_group()) return std::make_unique<AloneAgreement>(in_flight);
-  auto* ranks = dynamic_cast<GraphRanks*>(&devices);
+  GraphRanks* ranks = devices.graph_ranks();
   if (!graphs || !ranks) return std::make_unique<HostAgreement>(devices, in_flight);
   return std::make_unique<DeviceAgreement>(devices, in_flight, memory, *graphs, *ranks, replicas_meet);
 }

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "distributed/agreement/step_consensus.h"
-#include "trainkit/distributed/device_replicator.h"
+#include "distributed/replicas/replica_strategy.h"
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/train/step_metrics.h"
 
@@ -140,7 +140,7 @@ class Agreement {
 absl::Status failed_elsewhere(const StepVerdict& verdict, int64_t step);
 
 /// Creates the agreement of the ranks of `devices`. `graphs`: null if no step can be captured; they outlive it.
-std::unique_ptr<Agreement> make_agreement(DeviceReplicator& devices, StepsInFlight& in_flight, MemoryRecovery& memory,
+std::unique_ptr<Agreement> make_agreement(ReplicaStrategy& devices, StepsInFlight& in_flight, MemoryRecovery& memory,
                                           StepGraphs* graphs, bool replicas_meet);
 
 }  // namespace trainkit::detail

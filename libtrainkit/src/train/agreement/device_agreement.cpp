@@ -41,7 +41,7 @@ absl::Status loss_or(GraphRanks& ranks, const absl::Status& problem) {
 
 }  // namespace
 
-DeviceAgreement::DeviceAgreement(DeviceReplicator& devices, StepsInFlight& in_flight, MemoryRecovery& memory,
+DeviceAgreement::DeviceAgreement(ReplicaStrategy& devices, StepsInFlight& in_flight, MemoryRecovery& memory,
                                  StepGraphs& graphs, GraphRanks& ranks, bool replicas_meet)
     : HostAgreement(devices, in_flight),
       memory_(memory),

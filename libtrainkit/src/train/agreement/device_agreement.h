@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "distributed/agreement/device_votes.h"
-#include "distributed/agreement/graph_ranks.h"
+#include "distributed/replicas/graph_ranks.h"
+#include "distributed/replicas/replica_strategy.h"
 #include "train/agreement/host_agreement.h"
 
 namespace trainkit::detail {
@@ -40,7 +41,7 @@ namespace trainkit::detail {
 class DeviceAgreement final : public HostAgreement {
  public:
   /// @param replicas_meet ReplicaLosses::meet
-  DeviceAgreement(DeviceReplicator& devices, StepsInFlight& in_flight, MemoryRecovery& memory, StepGraphs& graphs,
+  DeviceAgreement(ReplicaStrategy& devices, StepsInFlight& in_flight, MemoryRecovery& memory, StepGraphs& graphs,
                   GraphRanks& ranks, bool replicas_meet);
 
   void begin_step() override;

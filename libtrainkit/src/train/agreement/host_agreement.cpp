@@ -8,7 +8,7 @@
 
 namespace trainkit::detail {
 
-HostAgreement::HostAgreement(DeviceReplicator& devices, StepsInFlight& in_flight)
+HostAgreement::HostAgreement(ReplicaStrategy& devices, StepsInFlight& in_flight)
     : Agreement(in_flight), devices_(devices), consensus_(*devices.process_group()) {}
 
 bool HostAgreement::can_retry() const { return group().usable() && !consensus_.sent(); }

@@ -2,6 +2,7 @@
 // Agreement of ranks whose hosts wait for one another in each step.
 
 #include "core/base/time_sum.h"
+#include "distributed/replicas/replica_strategy.h"
 #include "train/agreement/agreement.h"
 
 namespace trainkit::detail {
@@ -10,7 +11,7 @@ namespace trainkit::detail {
 class HostAgreement : public Agreement {
  public:
   /// Precondition: `devices` has a process group.
-  HostAgreement(DeviceReplicator& devices, StepsInFlight& in_flight);
+  HostAgreement(ReplicaStrategy& devices, StepsInFlight& in_flight);
 
   bool can_retry() const override;
   /// All ranks split, or none does: micro-batches of a step share one scale, so ranks that split differently would
@@ -27,7 +28,7 @@ class HostAgreement : public Agreement {
   /// Whether this rank's next step can be a CUDA graph.
   virtual StepVote::Graphs graphs_vote() const { return StepVote::Graphs::kNever; }
 
-  DeviceReplicator& devices_;
+  ReplicaStrategy& devices_;
 
  private:
   void send(int64_t step, double weight, const std::string& reason);

@@ -1,3 +1,4 @@
+#include "optim/optimizer_parts.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/weight_file.h"
@@ -32,7 +33,7 @@ absl::Status save_torch_optimizer(const Fs& fs, const std::string& path, const O
   const std::string type = std::get<std::string>(state.find("type")->second);
   if (type != "adam" && type != "adamw")
     return absl::UnimplementedError(path + ": only the state of Adam and AdamW can be saved, got " + type);
-  if (optimizer.is_sharded())
+  if (detail::is_sharded(optimizer))
     return absl::UnimplementedError(path + ": this rank has only a part of the state; save a checkpoint instead");
   TorchValue file = TorchValue::dict();
   TorchValue parameters = TorchValue::dict(), groups = TorchValue::list();

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "io/weights/model_weights.h"
+#include "optim/optimizer_parts.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/weight_file.h"
@@ -275,7 +276,7 @@ absl::Status load_torch_optimizer(Optimizer& optimizer, const std::string& path,
   const std::string type = std::get<std::string>(state.find("type")->second);
   if (type != "adam" && type != "adamw")
     return absl::UnimplementedError(path + ": only the state of Adam and AdamW can be loaded, not into " + type);
-  if (optimizer.is_sharded())
+  if (detail::is_sharded(optimizer))
     return absl::UnimplementedError(path +
                                     ": this rank has only a part of the state; resume from a checkpoint instead");
   TRAINKIT_ASSIGN_OR_RETURN(const TorchFile file, TorchFile::open(path, fs));

@@ -31,7 +31,7 @@ class CopiesWriter final : public StoreWriter {
 /// Writes the parts of this rank into the files of all ranks, see Note [Ranks save together].
 class TogetherWriter final : public CheckpointWriter {
  public:
-  TogetherWriter(const DeviceReplicator& devices, const Optimizer& optimizer, const TrainStep& step,
+  TogetherWriter(const ReplicaStrategy& devices, const Optimizer& optimizer, const TrainStep& step,
                  CheckpointStore* store, std::function<void()> on_alone)
       : devices_(devices), optimizer_(optimizer), step_(step), store_(store), on_alone_(std::move(on_alone)) {}
 
@@ -52,7 +52,7 @@ class TogetherWriter final : public CheckpointWriter {
   }
 
  private:
-  const DeviceReplicator& devices_;
+  const ReplicaStrategy& devices_;
   const Optimizer& optimizer_;
   const TrainStep& step_;
   CheckpointStore* store_;
@@ -62,7 +62,7 @@ class TogetherWriter final : public CheckpointWriter {
 
 }  // namespace
 
-std::unique_ptr<CheckpointWriter> make_writer(const DeviceReplicator& devices, const Optimizer& optimizer,
+std::unique_ptr<CheckpointWriter> make_writer(const ReplicaStrategy& devices, const Optimizer& optimizer,
                                               const TrainStep& step, CheckpointStore* store,
                                               const std::function<void()>& on_alone) {
   std::vector<ShardedCopy> copies = sharded_copies(devices, step);

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 
+#include "distributed/replicas/replica_strategy.h"
 #include "train/checkpoint/checkpoint_writer.h"
 #include "trainkit/train/train_step.h"
 
@@ -15,7 +16,7 @@ namespace trainkit::detail {
 /// writer.
 /// @param on_alone called, perhaps by another thread, when the first rank writes alone since the ranks have no common
 /// file system
-std::unique_ptr<CheckpointWriter> make_writer(const DeviceReplicator& devices, const Optimizer& optimizer,
+std::unique_ptr<CheckpointWriter> make_writer(const ReplicaStrategy& devices, const Optimizer& optimizer,
                                               const TrainStep& step, CheckpointStore* store,
                                               const std::function<void()>& on_alone);
 

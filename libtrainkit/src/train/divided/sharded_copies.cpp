@@ -5,6 +5,7 @@
 #include <utility>
 #include <variant>
 
+#include "optim/optimizer_parts.h"
 #include "train/divided/sharded_state.h"
 #include "trainkit/core/status.h"
 
@@ -32,7 +33,7 @@ std::map<std::string, at::Tensor> take_copies(NamedTensors& tensors) {
 
 }  // namespace
 
-std::vector<ShardedCopy> sharded_copies(const DeviceReplicator& devices, const TrainStep& step) {
+std::vector<ShardedCopy> sharded_copies(const ReplicaStrategy& devices, const TrainStep& step) {
   std::vector<ShardedCopy> copies;
   for (size_t copy = 0; devices.shards() && copy < step.optimizers().size(); ++copy) {
     const auto number = static_cast<int64_t>(copy);
@@ -44,7 +45,7 @@ std::vector<ShardedCopy> sharded_copies(const DeviceReplicator& devices, const T
 void add_state_of_copies(const std::vector<ShardedCopy>& copies, CheckpointContents& contents) {
   for (size_t copy = 1; copy < copies.size(); ++copy) {
     const StateDict state = copies[copy].optimizer->state_dict();
-    for (const auto& [key, part] : copies[copy].optimizer->parameters_of_state()) {
+    for (const auto& [key, part] : parameters_of_state(*copies[copy].optimizer)) {
       contents.optimizer.emplace_back(prefix_of_copy(copy) + key, std::get<at::Tensor>(state.at(key)));
     }
     for (const auto& [name, average] : copies[copy].averages) {
@@ -57,7 +58,7 @@ absl::Status join_state_of_copies(const std::vector<ShardedCopy>& copies, Checkp
   std::map<std::string, at::Tensor> others = take_copies(contents.optimizer);
   std::vector<PartsByName> of_state, of_averages;  // by copy
   for (const ShardedCopy& copy : copies) {
-    of_state.push_back(copy.optimizer->parameters_of_state());
+    of_state.push_back(parameters_of_state(*copy.optimizer));
     of_averages.push_back(parts_by_name(*copy.optimizer));
   }
   // Joins the entry `name` of all copies, which belongs to parts[copy] of them.

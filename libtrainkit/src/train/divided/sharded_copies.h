@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "distributed/replicas/replica_strategy.h"
 #include "distributed/shards/parameter_shards.h"
 #include "trainkit/io/safetensors.h"
 #include "trainkit/optim/optimizer.h"
@@ -21,7 +22,7 @@ struct ShardedCopy {
 };
 
 /// Returns the copies of this process with what each keeps; empty without sharding. On a rank of DDP it is one.
-std::vector<ShardedCopy> sharded_copies(const DeviceReplicator& devices, const TrainStep& step);
+std::vector<ShardedCopy> sharded_copies(const ReplicaStrategy& devices, const TrainStep& step);
 
 /// Adds the state of all copies but the first to `contents`, which has that of the first (collect_run).
 void add_state_of_copies(const std::vector<ShardedCopy>& copies, CheckpointContents& contents);

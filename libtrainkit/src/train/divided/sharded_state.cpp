@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "optim/optimizer_parts.h"
 #include "train/checkpoint/checkpoint_state.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
@@ -72,7 +73,7 @@ DividedCheckpoint keep_own_parts(CheckpointContents& contents, const NamedTensor
     }
   }
   for (const auto& [name, part] : averaged) in_model[name] = {part, DividedTensor::kAverage};
-  for (const auto& [name, part] : optimizer.parameters_of_state()) in_optimizer[name] = {part, DividedTensor::kState};
+  for (const auto& [name, part] : parameters_of_state(optimizer)) in_optimizer[name] = {part, DividedTensor::kState};
   const auto divide = [&](NamedTensors& tensors, DividedTensors& divided, const auto& entries) {
     std::erase_if(tensors, [&](auto& named) {
       const auto found = entries.find(named.first);
@@ -118,7 +119,7 @@ void load_averages(const NamedTensors& averages, const std::map<std::string, at:
 }
 
 StateDict parts_of_state(StateDict state, const Optimizer& optimizer, const ParameterShards& shards) {
-  const PartsByName parts = optimizer.parameters_of_state();
+  const PartsByName parts = parameters_of_state(optimizer);
   for (auto& [key, value] : state) {
     const at::Tensor* part = find(parts, key);
     at::Tensor* whole = std::get_if<at::Tensor>(&value);

@@ -70,7 +70,7 @@ at::Tensor zero_loss(const torch::nn::Module& module, const at::Tensor& loss, bo
 
 }  // namespace
 
-ReplicaLosses::ReplicaLosses(DeviceReplicator& devices, const TrainStepOptions& options, LossWeights& weights,
+ReplicaLosses::ReplicaLosses(ReplicaStrategy& devices, const TrainStepOptions& options, LossWeights& weights,
                              GradScaler& scaler)
     : devices_(devices),
       precision_(options.precision),

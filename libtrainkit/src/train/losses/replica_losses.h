@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "core/base/time_sum.h"
+#include "distributed/replicas/replica_strategy.h"
 #include "trainkit/amp/grad_scaler.h"
 #include "trainkit/data/batch.h"
-#include "trainkit/distributed/device_replicator.h"
 #include "trainkit/train/loss.h"
 #include "trainkit/train/step_options.h"
 
@@ -40,7 +40,7 @@ class ReplicaLosses {
     int64_t step;
   };
 
-  ReplicaLosses(DeviceReplicator& devices, const TrainStepOptions& options, LossWeights& weights, GradScaler& scaler);
+  ReplicaLosses(ReplicaStrategy& devices, const TrainStepOptions& options, LossWeights& weights, GradScaler& scaler);
   ReplicaLosses(const ReplicaLosses&) = delete;
   ReplicaLosses& operator=(const ReplicaLosses&) = delete;
 
@@ -64,7 +64,7 @@ class ReplicaLosses {
   Batch shard_of(const Batch& batch, int64_t replica);
   ReplicaResult run(int64_t replica, const Batch& shard, const LossFunction& loss, const Part& part);
 
-  DeviceReplicator& devices_;
+  ReplicaStrategy& devices_;
   Precision precision_;
   bool finds_nonfinite_;
   LossWeights& weights_;

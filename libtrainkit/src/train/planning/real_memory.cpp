@@ -10,7 +10,7 @@
 
 namespace trainkit::detail {
 
-RealMemory::RealMemory(const DeviceReplicator& devices, const Optimizer& optimizer, const NamedTensors& averages)
+RealMemory::RealMemory(const ReplicaStrategy& devices, const Optimizer& optimizer, const NamedTensors& averages)
     : devices_(devices) {
   if (!devices.device().is_cpu()) {
     for (int64_t replica = 0; replica < devices.replicas(); ++replica) {
@@ -39,7 +39,7 @@ RealMemory::RealMemory(const DeviceReplicator& devices, const Optimizer& optimiz
   }
 }
 
-bool RealMemory::can_measure(const DeviceReplicator& devices) {
+bool RealMemory::can_measure(const ReplicaStrategy& devices) {
   return devices.replicas() == 1 || !devices.device().is_cpu();
 }
 

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "distributed/replicas/replica_strategy.h"
 #include "memory/memory_recorder.h"
-#include "trainkit/distributed/device_replicator.h"
 #include "trainkit/io/safetensors.h"
 #include "trainkit/memory/memory_trace.h"
 #include "trainkit/optim/optimizer.h"
@@ -16,10 +16,10 @@ namespace trainkit::detail {
 /// the peak of the allocator.
 class RealMemory {
  public:
-  RealMemory(const DeviceReplicator& devices, const Optimizer& optimizer, const NamedTensors& averages);
+  RealMemory(const ReplicaStrategy& devices, const Optimizer& optimizer, const NamedTensors& averages);
 
   /// Returns whether one device can be measured: false if several replicas share the CPU.
-  static bool can_measure(const DeviceReplicator& devices);
+  static bool can_measure(const ReplicaStrategy& devices);
 
   /// Ends the measurement and returns the maximum over the devices. `other_bytes` is the device memory besides weights,
   /// optimizer state and the step's allocations (batches, a cache); a GPU's allocator counts it already. Reserved bytes
@@ -27,7 +27,7 @@ class RealMemory {
   DeviceMemory finish(int64_t other_bytes);
 
  private:
-  const DeviceReplicator& devices_;
+  const ReplicaStrategy& devices_;
   int64_t resident_bytes_ = 0;  // weights, optimizer state, gradient buckets
   std::unique_ptr<MemoryRecorder> recorder_;
 };

@@ -235,7 +235,7 @@ bool is_steady_state(const TrainStep& step) { return !step.uses_graphs() || step
 //   emptied.
 // - Libraries. LibraryWatch adds the workspaces of cuBLAS and sets the temporary memory of CPU convolutions apart.
 // - Ranks. Gradients are views of the Reducer's buckets: of one at first, of buckets in the order of backward from the
-//   last micro-batch of the second step on (Distributed::begin_reduction). The first one is freed before, unless it has
+//   last micro-batch of the second step on (ReducerBuckets::arrange). The first one is freed before, unless it has
 //   the gradients of earlier micro-batches. With Sharding the parameters are divided as in a run, by PlannedRank.
 // Two steps are recorded, since the optimizer allocates its state in the first one, and three if ranks capture the step
 // after the Reducer has arranged its buckets. Gradients are assigned to their
@@ -263,7 +263,7 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
   recorder.enter(MemoryClass::kOptimizer);
   const std::unique_ptr<Optimizer> optimizer = recipe.make_optimizer();
   TrainStep step(*devices, *optimizer, step_options(recipe, micro_batches));
-  assign_shards(devices->shards(), *model, recorder);
+  assign_shards(detail::strategy_of(*devices).shards(), *model, recorder);
   if (recipe.schedule_bytes > 0) recorder.add(recipe.schedule_bytes, MemoryClass::kOptimizer);
   recorder.enter(MemoryClass::kActivations);
   detail::LibraryWatch libraries(recorder, recipe.libraries, recipe.for_gpu);

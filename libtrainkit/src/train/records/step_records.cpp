@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "logging/field_names.h"
+#include "optim/optimizer_parts.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
@@ -82,7 +83,7 @@ absl::Status StepRecords::check_finite(double loss, const Pending& pending) {
 
 LateRates rates_of_step(const Optimizer& optimizer, const LRScheduler* scheduler, const StepMetrics& metrics,
                         double host_lr) {
-  const std::vector<at::Tensor>& on_device = optimizer.device_group_lrs();
+  const std::vector<at::Tensor>& on_device = detail::OptimizerParts::of(optimizer).rates.on_device();
   const auto times = [&optimizer](double lr) {
     std::vector<double> lrs;
     for (const ParamGroup& group : optimizer.param_groups()) lrs.push_back(lr * group.lr_multiple);

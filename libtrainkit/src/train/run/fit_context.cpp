@@ -33,7 +33,7 @@ CheckpointOptions checkpoint_options(const TrainerOptions& options) {
   return {.keep_last = static_cast<int>(options.keep_last), .keep_every = options.keep_every};
 }
 
-FitContext::FitContext(DeviceReplicator& devices, Optimizer& optimizer, const TrainerOptions& options,
+FitContext::FitContext(detail::ReplicaStrategy& devices, Optimizer& optimizer, const TrainerOptions& options,
                        Prefetcher& loader)
     : devices(devices),
       optimizer(optimizer),

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "distributed/replicas/replica_strategy.h"
 #include "train/run/run_state.h"
 #include "trainkit/optim/lr_scheduler.h"
 #include "trainkit/train/checkpoint.h"
@@ -18,11 +19,11 @@ CheckpointOptions checkpoint_options(const TrainerOptions& options);
 
 /// The model, its steps and its position. Keeps references to the arguments.
 struct FitContext {
-  FitContext(DeviceReplicator& devices, Optimizer& optimizer, const TrainerOptions& options, Prefetcher& loader);
+  FitContext(detail::ReplicaStrategy& devices, Optimizer& optimizer, const TrainerOptions& options, Prefetcher& loader);
   FitContext(const FitContext&) = delete;
   FitContext& operator=(const FitContext&) = delete;
 
-  DeviceReplicator& devices;
+  detail::ReplicaStrategy& devices;
   Optimizer& optimizer;
   const TrainerOptions& options;
   Prefetcher& loader;

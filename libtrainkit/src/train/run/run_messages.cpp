@@ -50,7 +50,7 @@ std::string describe_others(const torch::nn::Module& model, const Optimizer& opt
 
 }  // namespace
 
-std::vector<std::string> warnings_of_model(const DeviceReplicator& devices, const Optimizer& optimizer) {
+std::vector<std::string> warnings_of_model(const detail::ReplicaStrategy& devices, const Optimizer& optimizer) {
   std::vector<std::string> lines = {describe_modes(*devices.module())};
   // With sharding the optimizer has parts of the parameters.
   if (!devices.shards()) lines.push_back(describe_others(*devices.module(), optimizer));

@@ -4,12 +4,13 @@
 #include <string>
 #include <vector>
 
+#include "distributed/replicas/replica_strategy.h"
 #include "train/run/fit_context.h"
 
 namespace trainkit {
 
 /// Warns of a model that is in evaluation mode, and of parameters with gradients that the optimizer does not have.
-std::vector<std::string> warnings_of_model(const DeviceReplicator& devices, const Optimizer& optimizer);
+std::vector<std::string> warnings_of_model(const detail::ReplicaStrategy& devices, const Optimizer& optimizer);
 
 /// Warns that the learning rate of the flags, `asked`, is ignored, because a resumed run keeps the checkpoint's.
 std::string ignored_learning_rate(double kept, double asked);

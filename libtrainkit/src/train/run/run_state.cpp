@@ -18,6 +18,7 @@
 #include <variant>
 
 #include "distributed/group/gather_bytes.h"
+#include "optim/optimizer_parts.h"
 #include "train/checkpoint/checkpoint_state.h"
 #include "train/checkpoint/generators.h"
 #include "train/divided/sharded_state.h"
@@ -145,7 +146,7 @@ void set_initial_lr_of_older(const RunParts& parts, double own) {
   const double now = parts.optimizer.lr(), base = parts.scheduler ? parts.scheduler->base_lr() : now;
   if (parts.scheduler && parts.scheduler->has_plateau() && base < own) return;
   parts.optimizer.set_lr(base);
-  parts.optimizer.set_scheduled_lr(now);
+  detail::OptimizerParts::of(parts.optimizer).rates.set(now);
 }
 
 /// A component of a run, and its section of state.json.

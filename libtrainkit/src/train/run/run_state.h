@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "distributed/replicas/replica_strategy.h"
 #include "train/divided/sharded_copies.h"
 #include "trainkit/amp/grad_scaler.h"
 #include "trainkit/data/prefetcher.h"
@@ -24,7 +25,7 @@ namespace trainkit {
 
 /// Parts of a run that have state.
 struct RunParts {
-  DeviceReplicator& devices;
+  detail::ReplicaStrategy& devices;
   Optimizer& optimizer;
   LRScheduler* scheduler;
   GradScaler& scaler;

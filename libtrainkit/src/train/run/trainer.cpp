@@ -52,12 +52,12 @@ absl::Status check_options(const TrainerOptions& options, const DeviceReplicator
 
 class Trainer::Impl {
  public:
-  Impl(DeviceReplicator& devices, std::unique_ptr<Optimizer> optimizer, const TrainerOptions& options)
+  Impl(detail::ReplicaStrategy& devices, std::unique_ptr<Optimizer> optimizer, const TrainerOptions& options)
       : devices_(devices), optimizer_(std::move(optimizer)), options_(options) {
     detail::add_parameters(devices_, *optimizer_);
   }
 
-  DeviceReplicator& devices_;
+  detail::ReplicaStrategy& devices_;
   std::unique_ptr<Optimizer> optimizer_;
   TrainerOptions options_;
   EarlierFits fits_;
@@ -83,7 +83,7 @@ absl::StatusOr<Trainer> Trainer::create(DeviceReplicator& devices, std::unique_p
                                         const TrainerOptions& options) {
   TRAINKIT_RETURN_IF_ERROR(check_options(options, devices));
   try {
-    return Trainer(std::make_unique<Impl>(devices, std::move(optimizer), options));
+    return Trainer(std::make_unique<Impl>(detail::strategy_of(devices), std::move(optimizer), options));
   } catch (...) {
     return status_from_current_exception();
   }

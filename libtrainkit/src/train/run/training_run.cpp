@@ -73,7 +73,7 @@ absl::Status compare_ranks(const FitContext& run, const Prefetcher* validation) 
 
 }  // namespace
 
-TrainingRun::TrainingRun(DeviceReplicator& devices, Optimizer& optimizer, const TrainerOptions& options,
+TrainingRun::TrainingRun(detail::ReplicaStrategy& devices, Optimizer& optimizer, const TrainerOptions& options,
                          Prefetcher& loader, LossFunction loss, const FitOptions& fit, EarlierFits& earlier)
     : run_(devices, optimizer, options, loader),
       loss_(with_step(std::move(loss), "the loss function")),

@@ -8,14 +8,15 @@
 #include <optional>
 #include <string>
 
-#include "train/run/validation.h"
-#include "train/run/fit_context.h"
+#include "distributed/replicas/replica_strategy.h"
 #include "train/records/skipped_steps.h"
-#include "train/run/steady_state.h"
 #include "train/records/step_profile.h"
+#include "train/run/fit_context.h"
+#include "train/run/steady_state.h"
 #include "train/run/stop_policy.h"
 #include "train/run/training_log.h"
 #include "train/run/training_saves.h"
+#include "train/run/validation.h"
 #include "trainkit/train/trainer.h"
 
 namespace trainkit {
@@ -31,7 +32,7 @@ struct EarlierFits {
 /// arguments.
 class TrainingRun {
  public:
-  TrainingRun(DeviceReplicator& devices, Optimizer& optimizer, const TrainerOptions& options, Prefetcher& loader,
+  TrainingRun(detail::ReplicaStrategy& devices, Optimizer& optimizer, const TrainerOptions& options, Prefetcher& loader,
               LossFunction loss, const FitOptions& fit, EarlierFits& earlier);
 
   /// Trains until a limit is reached. Call it once.

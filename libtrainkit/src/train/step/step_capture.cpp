@@ -6,7 +6,6 @@
 #include <bit>
 #include <utility>
 
-#include "distributed/replicas/single_device.h"
 #include "train/agreement/agreement.h"
 #include "train/agreement/steps_in_flight.h"
 #include "train/graph/step_trace.h"
@@ -37,8 +36,8 @@ void add_weights(StepRecord& record, double weight, const std::vector<double>& m
 
 }  // namespace
 
-StepCapture::StepCapture(DeviceReplicator& devices, const TrainStepOptions& options, const StepParts& parts)
-    : devices_(devices), parts_(parts), replicas_(dynamic_cast<GraphReplicas*>(&devices)) {
+StepCapture::StepCapture(ReplicaStrategy& devices, const TrainStepOptions& options, const StepParts& parts)
+    : devices_(devices), parts_(parts), has_others_(devices.replicas() > 1 || devices.graph_ranks()) {
   obstacle_ = obstacle_of(options);
   std::unique_ptr<GraphBackend> backend;
   if (obstacle_.empty()) {
@@ -48,12 +47,12 @@ StepCapture::StepCapture(DeviceReplicator& devices, const TrainStepOptions& opti
   TORCH_CHECK_VALUE(options.cuda_graph != CudaGraph::kOn || backend, "cuda_graph on: ", obstacle_);
   if (!backend) return;
   parts_.update.count_on_device();
-  if (replicas_) {
-    backend->run_beside([this] { replicas_->use_current_streams(); });
+  if (has_others_) {
+    backend->run_beside([this] { devices_.use_current_streams(); });
     runs_beside_ = true;
   }
   modules_ = devices.module()->modules();
-  graphs_ = std::make_unique<StepGraphs>(std::move(backend), StepGraphLimits{.warm_up = replicas_ ? 2 : 1});
+  graphs_ = std::make_unique<StepGraphs>(std::move(backend), StepGraphLimits{.warm_up = has_others_ ? 2 : 1});
   for (int64_t replica = 0; replica < devices.replicas(); ++replica) {
     for (const at::Tensor& parameter : devices.module(replica)->parameters()) model_state_.push_back(parameter);
     for (const at::Tensor& buffer : devices.module(replica)->buffers()) model_state_.push_back(buffer);
@@ -65,8 +64,7 @@ StepCapture::StepCapture(DeviceReplicator& devices, const TrainStepOptions& opti
 std::string StepCapture::obstacle_of(const TrainStepOptions& options) const {
   if (options.cuda_graph == CudaGraph::kOff) return "cuda_graph is off";
   if (!devices_.device().is_cuda() && !options.graph_backend) return "the device is " + devices_.device().str();
-  if (dynamic_cast<const SingleDevice*>(&devices_)) return "";
-  return replicas_ ? replicas_->graph_obstacle() : "these replicas cannot be captured";
+  return devices_.graph_obstacle();
 }
 
 /// Returns why the pending step cannot be captured, although others may be.
@@ -124,14 +122,14 @@ std::vector<int64_t> StepCapture::state() const {
 
 void StepCapture::begin_step() {
   if (!runs_beside_ || is_active()) return;
-  replicas_->use_current_streams();
+  devices_.use_current_streams();
   runs_beside_ = false;
 }
 
 void StepCapture::forget() {
   if (!is_active()) return;
   graphs_->forget();
-  if (runs_beside_) graphs_->backend().run_beside([this] { replicas_->use_current_streams(); });
+  if (runs_beside_) graphs_->backend().run_beside([this] { devices_.use_current_streams(); });
 }
 
 void StepCapture::run(CapturableStep& step, Agreement& agreement, int64_t number) {
@@ -262,7 +260,7 @@ void StepCapture::record(CapturableStep& step, const Agreement& agreement, StepG
 void StepCapture::undo(CapturableStep& step, Agreement& agreement, std::string reason) {
   set_capturing(false);
   agreement.end_capture();
-  if (replicas_) replicas_->recover();
+  devices_.recover();
   graphs_->give_up("a step cannot be captured: " + std::move(reason));
   step.undo();
   parts_.memory.empty_cache();  // free the memory of the capture

@@ -9,9 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "distributed/agreement/graph_ranks.h"
+#include "distributed/replicas/replica_strategy.h"
 #include "train/graph/step_graphs.h"
-#include "trainkit/distributed/device_replicator.h"
 #include "trainkit/train/step_options.h"
 
 namespace trainkit::detail {
@@ -68,7 +67,7 @@ class StepCapture {
  public:
   /// Prepares captures if `options` ask for them and the devices can. Throws c10::ValueError if they must be possible
   /// (CudaGraph::kOn) and are not.
-  StepCapture(DeviceReplicator& devices, const TrainStepOptions& options, const StepParts& parts);
+  StepCapture(ReplicaStrategy& devices, const TrainStepOptions& options, const StepParts& parts);
   StepCapture(const StepCapture&) = delete;
   StepCapture& operator=(const StepCapture&) = delete;
 
@@ -104,10 +103,10 @@ class StepCapture {
   void undo(CapturableStep& step, Agreement& agreement, std::string reason);
   void replay(Agreement& agreement, int64_t number, bool first);
 
-  DeviceReplicator& devices_;
+  ReplicaStrategy& devices_;
   StepParts parts_;
-  GraphReplicas* replicas_;  // the replicator, if it has several replicas or ranks
-  std::string obstacle_;     // reason if graphs_ is null
+  bool has_others_;       // several replicas or ranks
+  std::string obstacle_;  // reason if graphs_ is null
   std::unique_ptr<StepGraphs> graphs_;
   std::vector<at::Tensor> model_state_;
   std::vector<std::shared_ptr<torch::nn::Module>> modules_;

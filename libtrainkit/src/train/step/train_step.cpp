@@ -44,7 +44,7 @@ namespace trainkit {
 /// The loop of a step; its members do the work, each from what the ones before it have left.
 class TrainStep::Impl final : public detail::CapturableStep {
  public:
-  Impl(DeviceReplicator& devices, Optimizer& optimizer, const TrainStepOptions& options, LRScheduler* scheduler)
+  Impl(detail::ReplicaStrategy& devices, Optimizer& optimizer, const TrainStepOptions& options, LRScheduler* scheduler)
       : options(options),
         memory(devices.device(), options.release_memory),
         weights(devices, options.grad_accum_steps, memory),
@@ -103,7 +103,7 @@ class TrainStep::Impl final : public detail::CapturableStep {
   void clear_attempt();
   bool reduces_every_run() const { return devices_.shards() && devices_.shards()->reduction().reduces_every_run(); }
 
-  DeviceReplicator& devices_;
+  detail::ReplicaStrategy& devices_;
   detail::StepGradients gradients_;
   std::unique_ptr<detail::StepSnapshot> snapshot_;  // made by the first step
   Attempt attempt_;
@@ -343,7 +343,7 @@ const TrainStepOptions& checked(const TrainStepOptions& options, const DeviceRep
 
 TrainStep::TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const TrainStepOptions& options,
                      LRScheduler* scheduler)
-    : impl_(std::make_unique<Impl>(devices, optimizer, checked(options, devices), scheduler)) {}
+    : impl_(std::make_unique<Impl>(detail::strategy_of(devices), optimizer, checked(options, devices), scheduler)) {}
 TrainStep::~TrainStep() = default;
 
 void TrainStep::accumulate(const Batch& batch, const LossFunction& loss) { impl_->accept(batch, &loss, nullptr); }

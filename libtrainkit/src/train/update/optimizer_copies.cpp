@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "distributed/shards/parameter_shards.h"
+#include "optim/optimizer_parts.h"
 #include "train/losses/user_mistakes.h"
 #include "train/retry/memory_recovery.h"
 #include "train/update/step_parameters.h"
@@ -28,10 +29,10 @@ std::map<const void*, std::string> names_of(const torch::nn::Module& model) {
 
 }  // namespace
 
-OptimizerCopies::OptimizerCopies(DeviceReplicator& devices, Optimizer& optimizer, double ema_decay,
+OptimizerCopies::OptimizerCopies(ReplicaStrategy& devices, Optimizer& optimizer, double ema_decay,
                                  MemoryRecovery& memory)
     : devices_(devices), memory_(memory), optimizers_{&optimizer} {
-  if (!optimizer.is_sharded()) check_parameters(*devices.module(), optimizer);
+  if (!is_sharded(optimizer)) check_parameters(*devices.module(), optimizer);
   add_parameters(devices, optimizer);
   shards_ = devices.shards();
   shards_ ? create_shard_mirrors() : create_mirrors();
@@ -47,13 +48,13 @@ void OptimizerCopies::create_mirrors() {
     optimizers_.push_back(mirrors_.back().get());
   }
   add_groups();
-  if (first().max_step_count() > 0) copy_state();
+  if (OptimizerParts::of(first()).counts.upper_bound() > 0) copy_state();
 }
 
 /// The same for copies whose optimizers update the parts that the first one does not. They keep their state for the
 /// next TrainStep.
 void OptimizerCopies::create_shard_mirrors() {
-  auto& mirrors = first().shard_mirrors();
+  auto& mirrors = OptimizerParts::of(first()).shards.mirrors;
   for (int64_t copy = 1; copy < devices_.weight_copies(); ++copy) {
     if (std::ssize(mirrors) < copy) {
       std::vector<ParamGroup> groups = first().param_groups();

@@ -5,8 +5,8 @@
 #include <memory>
 #include <vector>
 
+#include "distributed/replicas/replica_strategy.h"
 #include "train/update/weight_average.h"
-#include "trainkit/distributed/device_replicator.h"
 #include "trainkit/io/safetensors.h"
 #include "trainkit/optim/optimizer.h"
 
@@ -22,7 +22,7 @@ class OptimizerCopies {
   /// Creates the mirrors and, with `ema_decay` > 0, the averages. The mirrors start with the state of `optimizer`,
   /// which an earlier step may have used; with sharding they update the parts that it does not, and it owns them.
   /// Throws an Error of exit code 2 for a parameter that is not the model's.
-  OptimizerCopies(DeviceReplicator& devices, Optimizer& optimizer, double ema_decay, MemoryRecovery& memory);
+  OptimizerCopies(ReplicaStrategy& devices, Optimizer& optimizer, double ema_decay, MemoryRecovery& memory);
 
   /// The caller's optimizer, then the mirrors.
   const std::vector<Optimizer*>& all() const { return optimizers_; }
@@ -49,7 +49,7 @@ class OptimizerCopies {
   void add_groups();
   void copy_state();
 
-  DeviceReplicator& devices_;
+  ReplicaStrategy& devices_;
   MemoryRecovery& memory_;
   ParameterShards* shards_;  // of the first copy of the weights; null without sharding
   std::vector<std::unique_ptr<Optimizer>> mirrors_;

@@ -17,7 +17,7 @@ std::pair<const void*, int64_t> version_of(const at::Tensor& gradient) {
 
 }  // namespace
 
-StepGradients::StepGradients(const DeviceReplicator& devices, const Optimizer& optimizer, bool set_to_none)
+StepGradients::StepGradients(const ReplicaStrategy& devices, const Optimizer& optimizer, bool set_to_none)
     : devices_(devices), optimizer_(optimizer), set_to_none_(set_to_none) {
   list_parameters();
 }

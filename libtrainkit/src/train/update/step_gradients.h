@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "trainkit/distributed/device_replicator.h"
+#include "distributed/replicas/replica_strategy.h"
 #include "trainkit/optim/optimizer.h"
 
 namespace trainkit::detail {
@@ -26,7 +26,7 @@ namespace trainkit::detail {
 class StepGradients {
  public:
   /// @param set_to_none TrainStepOptions::zero_grad_set_to_none
-  StepGradients(const DeviceReplicator& devices, const Optimizer& optimizer, bool set_to_none);
+  StepGradients(const ReplicaStrategy& devices, const Optimizer& optimizer, bool set_to_none);
   StepGradients(const StepGradients&) = delete;
   StepGradients& operator=(const StepGradients&) = delete;
 
@@ -53,7 +53,7 @@ class StepGradients {
   int64_t count_parameters() const;
   void list_parameters();
 
-  const DeviceReplicator& devices_;
+  const ReplicaStrategy& devices_;
   const Optimizer& optimizer_;
   bool set_to_none_;
   bool has_any_ = false;

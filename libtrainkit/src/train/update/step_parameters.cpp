@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "distributed/shards/parameter_shards.h"
+#include "optim/optimizer_parts.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
@@ -25,13 +26,13 @@ absl::Status later_group() {
 
 }  // namespace
 
-void add_parameters(DeviceReplicator& devices, Optimizer& optimizer) {
-  if (optimizer.is_sharded()) return;
+void add_parameters(ReplicaStrategy& devices, Optimizer& optimizer) {
+  if (is_sharded(optimizer)) return;
   if (devices.sharding() == Sharding::kNone) {
     if (optimizer.param_groups().empty()) optimizer.add_param_groups(optimizer.groups_for(*devices.module()));
     return;
   }
-  std::vector<ParamGroup> groups = optimizer.take_param_groups();
+  std::vector<ParamGroup> groups = OptimizerParts::of(optimizer).take_groups();
   if (groups.empty()) groups = optimizer.groups_for(*devices.module());
   std::unordered_set<const void*> whole;
   for (const ParamGroup& group : groups) {
@@ -47,15 +48,14 @@ void add_parameters(DeviceReplicator& devices, Optimizer& optimizer) {
   add_shards(optimizer, std::move(groups), devices, /*copy=*/0);
 }
 
-void add_shards(Optimizer& optimizer, std::vector<ParamGroup> groups, DeviceReplicator& devices, int64_t copy) {
+void add_shards(Optimizer& optimizer, std::vector<ParamGroup> groups, ReplicaStrategy& devices, int64_t copy) {
   ParameterShards* shards = devices.shards(copy);
-  optimizer.add_shards(
-      std::move(groups), [&devices](const auto& values) { devices.sum_over_shards(values); },
-      [shards](const at::Tensor& part) {
-        if (!shards->is_part(part)) throw absl::BadStatusOrAccess(later_group());
-        return shards->layout().bucket_of(shards->index_of_part(part));
-      },
-      [shards](size_t bucket) { shards->gathering().start(bucket); });
+  const auto bucket_of = [shards](const at::Tensor& part) {
+    if (!shards->is_part(part)) throw absl::BadStatusOrAccess(later_group());
+    return shards->layout().bucket_of(shards->index_of_part(part));
+  };
+  add_shards(optimizer, std::move(groups), [&devices](const auto& values) { devices.sum_over_shards(values); },
+             {.bucket_of = bucket_of, .on_updated = [shards](size_t bucket) { shards->gathering().start(bucket); }});
 }
 
 }  // namespace trainkit::detail

@@ -4,16 +4,16 @@
 #include <cstdint>
 #include <vector>
 
-#include "trainkit/distributed/device_replicator.h"
+#include "distributed/replicas/replica_strategy.h"
 #include "trainkit/optim/optimizer.h"
 
 namespace trainkit::detail {
 
 /// Gives an optimizer without parameters those of the model. If the replicator divides them (Sharding), replaces the
 /// optimizer's parameters by the parts that this rank updates. Every rank calls it.
-void add_parameters(DeviceReplicator& devices, Optimizer& optimizer);
+void add_parameters(ReplicaStrategy& devices, Optimizer& optimizer);
 
 /// Adds groups of parts of a copy of the weights, which a step sends to the other ranks bucket by bucket.
-void add_shards(Optimizer& optimizer, std::vector<ParamGroup> groups, DeviceReplicator& devices, int64_t copy);
+void add_shards(Optimizer& optimizer, std::vector<ParamGroup> groups, ReplicaStrategy& devices, int64_t copy);
 
 }  // namespace trainkit::detail

@@ -12,6 +12,7 @@
 
 #include "distributed/shards/parameter_shards.h"
 #include "optim/clip_grad.h"
+#include "optim/optimizer_parts.h"
 #include "train/agreement/agreement.h"
 #include "train/losses/loss_weights.h"
 #include "train/losses/metric_sums.h"
@@ -33,7 +34,7 @@ at::Tensor found_inf_of(const at::Tensor& norm) { return norm.mul(0).nan_to_num_
 
 }  // namespace
 
-WeightUpdate::WeightUpdate(DeviceReplicator& devices, Optimizer& optimizer, const TrainStepOptions& options,
+WeightUpdate::WeightUpdate(ReplicaStrategy& devices, Optimizer& optimizer, const TrainStepOptions& options,
                            LRScheduler* scheduler, MemoryRecovery& memory)
     : devices_(devices),
       scheduler_(scheduler),
@@ -58,7 +59,8 @@ void WeightUpdate::update(const Agreement& agreement, const LossWeights& weights
   // The estimated weight was wrong (fewer micro-batches, or other weights): correct it, see Note [Weights of losses].
   agreement.correct(copies_.all(), weights.expected(), memory_);
   if (weights.sum() > 0) sums.correct(weights);
-  for (size_t i = 1; i < copies_.all().size(); ++i) copies_.all()[i]->set_lr_from(copies_.first());
+  for (size_t i = 1; i < copies_.all().size(); ++i)
+    OptimizerParts::of(*copies_.all()[i]).set_lr_from(OptimizerParts::of(copies_.first()));
   const bool skips = skips_nonfinite_ && !scaler_.enabled();
   const std::vector<at::Tensor> found_inf =
       skips ? update_unless_nonfinite(agreement, sums, snapshot) : update_optimizers(agreement, sums);
@@ -162,22 +164,23 @@ void WeightUpdate::drop() {
 }
 
 void WeightUpdate::count_on_device() {
-  for (Optimizer* optimizer : copies_.all()) optimizer->count_on_device();
+  for (Optimizer* optimizer : copies_.all()) OptimizerParts::of(*optimizer).count_on_device();
   keeps_count_ = true;
 }
 
 void WeightUpdate::reserve_schedule() {
-  if (scheduler_) memory_.run([&] { scheduler_->reserve(copies_.first().max_step_count() + 2); });
+  if (scheduler_)
+    memory_.run([&] { scheduler_->reserve(OptimizerParts::of(copies_.first()).counts.upper_bound() + 2); });
 }
 
 std::vector<int64_t> WeightUpdate::versions() const {
   std::vector<int64_t> versions = {scaler_.version(), scheduler_ ? scheduler_->reserved_steps() : 0};
-  for (const Optimizer* optimizer : copies_.all()) versions.push_back(optimizer->version());
+  for (const Optimizer* optimizer : copies_.all()) versions.push_back(OptimizerParts::of(*optimizer).version);
   return versions;
 }
 
 void WeightUpdate::count_replayed_step() {
-  for (Optimizer* optimizer : copies_.all()) optimizer->count_replayed_step();
+  for (Optimizer* optimizer : copies_.all()) OptimizerParts::of(*optimizer).counts.count_replayed();
 }
 
 }  // namespace trainkit::detail

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "core/base/time_sum.h"
+#include "distributed/replicas/replica_strategy.h"
 #include "train/update/optimizer_copies.h"
 #include "trainkit/amp/grad_scaler.h"
-#include "trainkit/distributed/device_replicator.h"
 #include "trainkit/optim/lr_scheduler.h"
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/train/step_options.h"
@@ -28,7 +28,7 @@ class StepSnapshot;
 class WeightUpdate {
  public:
   /// Keeps references to the arguments. `scheduler` may be null.
-  WeightUpdate(DeviceReplicator& devices, Optimizer& optimizer, const TrainStepOptions& options, LRScheduler* scheduler,
+  WeightUpdate(ReplicaStrategy& devices, Optimizer& optimizer, const TrainStepOptions& options, LRScheduler* scheduler,
                MemoryRecovery& memory);
 
   GradScaler& scaler() { return scaler_; }
@@ -65,7 +65,7 @@ class WeightUpdate {
   std::vector<at::Tensor> update_unless_nonfinite(const Agreement& agreement, MetricSums& sums, StepSnapshot& snapshot);
   void count_skips(const at::Tensor& found_inf, MetricSums& sums, StepSnapshot& snapshot);
 
-  DeviceReplicator& devices_;
+  ReplicaStrategy& devices_;
   LRScheduler* scheduler_;
   MemoryRecovery& memory_;
   double grad_clip_;

@@ -1,9 +1,13 @@
-// The parts of Distributed for a divided training state (Sharding).
+#include "distributed/replicas/rank_shards.h"
+
 #include <ATen/ops/empty.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
+#include <exception>
+#include <optional>
+
+#include "distributed/group/process_group_impl.h"
 #include "distributed/group/rendezvous.h"
-#include "distributed/replicas/distributed.h"
 #include "distributed/replicas/replica_tools.h"
 
 namespace trainkit::detail {
@@ -43,15 +47,15 @@ at::Tensor exchange(c10d::Backend& group, int64_t ranks, const at::Tensor& own) 
 
 }  // namespace
 
-void Distributed::divide_parameters(const std::function<bool(const at::Tensor&)>& is_whole) {
-  if (shards_ || options_.sharding == Sharding::kNone) return;
-  follow_model();  // layers that were frozen since create()
-  if (trained_.empty()) return;
-  shards_ = std::make_unique<ParameterShards>(tensors_of(trained_), is_whole, options_, shard_collectives());
-}
+RankShards::RankShards(ProcessGroup& group, Parameters trained, const std::function<bool(const at::Tensor&)>& is_whole,
+                       const DeviceReplicatorOptions& options, TimeSum& time)
+    : group_(group),
+      trained_(std::move(trained)),
+      time_(time),
+      shards_(tensors_of(trained_), is_whole, options, collectives(*options.device)) {}
 
-ShardCollectives Distributed::shard_collectives() {
-  ProcessGroup::Impl& group = ranks();
+ShardCollectives RankShards::collectives(at::Device device) {
+  ProcessGroup::Impl& group = group_.impl();
   const auto side = group.make_side_group();
   return {.rank = group.rank,
           .ranks = group.world_size,
@@ -60,33 +64,40 @@ ShardCollectives Distributed::shard_collectives() {
           .wait =
               [this, &group](const ShardCollectives::Work& work, const std::string& what) {
                 group.at(what);
-                throw_status(group.wait(work, what, sent_->started));
+                throw_status(group.wait(work, what, started_));
               },
           .all_reduce =
               [this](const at::Tensor& values) {
-                sent_->started = std::chrono::steady_clock::now();
-                throw_status(process_group_->all_reduce(values, "allreduce(values of the shards)"));
+                started_ = std::chrono::steady_clock::now();
+                throw_status(group_.all_reduce(values, "allreduce(values of the shards)"));
               },
           .gather_on_host = [side, rank = group.rank, ranks = group.world_size](
                                 const at::Tensor& part) { return gather(*side, rank, ranks, part); },
           .exchange_on_host = [side,
                                ranks = group.world_size](const at::Tensor& own) { return exchange(*side, ranks, own); },
           .share = [&group](const at::Tensor& buffer) { group.share(buffer); },
-          .empty_cache = device_.is_cpu() ? std::function<void()>()
-                                          : [type = device_.type()] { at::getDeviceAllocator(type)->emptyCache(); }};
+          .empty_cache = device.is_cpu() ? std::function<void()>()
+                                         : [type = device.type()] { at::getDeviceAllocator(type)->emptyCache(); }};
 }
 
-/// Backward of a micro-batch, perhaps the last of a step, whose gradients go to the shards; `loss` is undefined if this
-/// rank has no rows.
-void Distributed::backward_of_shards(const at::Tensor& loss, bool is_last) {
-  sent_->started = std::chrono::steady_clock::now();
+void RankShards::begin() { started_ = std::chrono::steady_clock::now(); }
+
+void RankShards::run(const DeviceReplicator::Body& body, const Run& run) {
+  shards_.begin(run.reduces, run.on_sent);
+  const at::Tensor loss = body(0);  // undefined if this rank has no rows
+  begin();
   if (loss.defined()) loss.backward();
   const auto end = std::chrono::steady_clock::now();
-  shards_->reduction().end(/*contribute=*/true);
-  add_reduction_since(end);
-  const auto missing = loss.defined() && is_last ? shards_->reduction().without_gradient() : std::nullopt;
+  shards_.reduction().end(/*contribute=*/true);
+  time_.add_since(end);
+  const auto missing = loss.defined() && run.is_last ? shards_.reduction().without_gradient() : std::nullopt;
   TORCH_CHECK_VALUE(!missing, "the loss did not reach ", trained_[missing.value_or(0)].first,
                     ": sharding needs a gradient of every trained parameter");
+}
+
+void RankShards::complete(bool contribute, bool /*records_order*/) {
+  if (is_complete()) shards_.begin(/*reduces=*/true);
+  shards_.reduction().end(contribute);
 }
 
 }  // namespace trainkit::detail
