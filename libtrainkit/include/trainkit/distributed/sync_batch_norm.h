@@ -8,9 +8,13 @@
 #include <cstdint>
 #include <memory>
 
-#include "trainkit/distributed/device_replicator.h"
+#include "trainkit/distributed/replica_group.h"
 
 namespace trainkit {
+
+namespace detail {
+struct BatchNormHooks;
+}
 
 struct SyncBatchNormOptions {
   /// C of an input (N, C, ...).
@@ -49,15 +53,6 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
   /// fused kernel has no second derivative. @param residual shape and dtype of `input`; undefined adds nothing.
   at::Tensor forward_relu(const at::Tensor& input, const at::Tensor& residual = {});
 
-  /// Sets the group; called by DeviceReplicator. `group` must outlive every forward in training.
-  void bind(ReplicaGroup* group, int64_t replica);
-  /// Begins to record the autograd nodes that synchronise. Without `counts_rows`, their rows are left
-  /// out of the statistics. Called by TrainStep.
-  void begin_recording(bool counts_rows);
-  /// The nodes since begin_recording() that wait for other replicas in backward: those of forwards with gradients, and
-  /// of derivatives that are differentiated again.
-  const std::vector<std::weak_ptr<torch::autograd::Node>>& nodes() const { return nodes_; }
-
   SyncBatchNormOptions options;
   at::Tensor weight;               // (C)
   at::Tensor bias;                 // (C)
@@ -66,6 +61,7 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
   at::Tensor num_batches_tracked;  // () int64
 
  private:
+  friend struct detail::BatchNormHooks;
   at::Tensor normalize(const at::Tensor& input, const at::Tensor& residual, bool relu);
   at::Tensor over_all_replicas(const at::Tensor& input);
 

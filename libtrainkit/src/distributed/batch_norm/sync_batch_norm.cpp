@@ -190,17 +190,6 @@ void SyncBatchNormImpl::reset() {
   num_batches_tracked = register_buffer("num_batches_tracked", at::zeros({}, at::kLong));
 }
 
-void SyncBatchNormImpl::bind(ReplicaGroup* group, int64_t replica) {
-  group_ = group;
-  replica_ = replica;
-}
-
-void SyncBatchNormImpl::begin_recording(bool counts_rows) {
-  counts_rows_ = counts_rows;
-  records_ = true;
-  nodes_.clear();
-}
-
 at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) { return normalize(input, {}, /*relu=*/false); }
 
 at::Tensor SyncBatchNormImpl::forward_relu(const at::Tensor& input, const at::Tensor& residual) {

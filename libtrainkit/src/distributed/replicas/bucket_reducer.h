@@ -7,8 +7,8 @@
 #include <mutex>
 #include <vector>
 
-#include "distributed/replicas/gradient_hook.h"
 #include "distributed/replicas/replica_streams.h"
+#include "distributed/shards/gradient_hook.h"
 
 namespace trainkit::detail {
 

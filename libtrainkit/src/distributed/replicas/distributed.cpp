@@ -3,9 +3,9 @@
 #include <ATen/core/grad_mode.h>
 
 #include "distributed/group/process_group_impl.h"
-#include "distributed/replicas/gradient_hook.h"
 #include "distributed/replicas/rank_shards.h"
 #include "distributed/replicas/reducer_buckets.h"
+#include "distributed/shards/gradient_hook.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit::detail {

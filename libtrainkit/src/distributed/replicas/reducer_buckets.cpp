@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "core/tensors/recorded.h"
+#include "distributed/group/wire_type.h"
 #include "distributed/replicas/replica_tools.h"
 
 namespace trainkit::detail {

@@ -7,9 +7,9 @@
 #include <mutex>
 #include <unordered_set>
 
+#include "distributed/batch_norm/batch_norm_hooks.h"
 #include "distributed/group/rendezvous.h"
 #include "trainkit/core/random.h"
-#include "trainkit/distributed/sync_batch_norm.h"
 
 namespace trainkit::detail {
 namespace {
@@ -44,12 +44,6 @@ std::vector<at::Tensor> trained_parameters(const torch::nn::Module& module) {
   return parameters;
 }
 
-std::optional<at::ScalarType> wire_type(GradientCompression compression, const at::Tensor& gradients) {
-  if (compression == GradientCompression::kNone) return std::nullopt;
-  const auto type = compression == GradientCompression::kFp16 ? at::kHalf : at::kBFloat16;
-  return gradients.element_size() > 2 ? std::optional(type) : std::nullopt;
-}
-
 std::vector<at::Tensor> replica_buffers(const torch::nn::Module& module) {
   std::unordered_set<const void*> synchronised;
   for (const auto& part : module.modules()) {
@@ -68,7 +62,7 @@ bool bind_replica(torch::nn::Module& module, ReplicaGroup& group, int64_t replic
   bool any = false;
   for (const auto& part : module.modules()) {
     if (auto* norm = part->as<SyncBatchNormImpl>()) {
-      norm->bind(&group, replica);
+      BatchNormHooks::bind(*norm, group, replica);
       any |= norm->options.synchronize;
     }
   }

@@ -24,9 +24,6 @@ std::vector<std::pair<std::string, at::Tensor>> unique_buffers(const torch::nn::
 /// Returns the parameters that receive gradients, each once.
 std::vector<at::Tensor> trained_parameters(const torch::nn::Module& module);
 
-/// Returns the dtype in which `gradients` are sent; nullopt: their own.
-std::optional<at::ScalarType> wire_type(GradientCompression compression, const at::Tensor& gradients);
-
 /// Returns the buffers that each replica updates by itself in training: all but those of SyncBatchNorm layers that
 /// synchronise.
 std::vector<at::Tensor> replica_buffers(const torch::nn::Module& module);

@@ -12,7 +12,7 @@
 #include "distributed/shards/shard_layout.h"
 #include "distributed/shards/shard_reduction.h"
 #include "distributed/shards/weight_gathering.h"
-#include "trainkit/distributed/device_replicator.h"
+#include "trainkit/distributed/replicator_options.h"
 
 namespace trainkit::detail {
 

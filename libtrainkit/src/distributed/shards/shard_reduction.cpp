@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "core/tensors/recorded.h"
-#include "distributed/replicas/replica_tools.h"
+#include "distributed/group/wire_type.h"
 
 namespace trainkit::detail {
 namespace {

@@ -8,10 +8,10 @@
 #include <optional>
 #include <vector>
 
-#include "distributed/replicas/gradient_hook.h"
+#include "distributed/shards/gradient_hook.h"
 #include "distributed/shards/shard_collectives.h"
 #include "distributed/shards/shard_layout.h"
-#include "trainkit/distributed/device_replicator.h"
+#include "trainkit/distributed/replicator_options.h"
 
 namespace trainkit::detail {
 

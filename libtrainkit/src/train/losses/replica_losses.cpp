@@ -8,12 +8,12 @@
 #include <memory>
 #include <utility>
 
+#include "distributed/batch_norm/batch_norm_hooks.h"
 #include "train/losses/counted_rows.h"
 #include "train/losses/loss_weights.h"
 #include "train/losses/nonfinite.h"
 #include "train/losses/user_mistakes.h"
 #include "train/losses/with_precision.h"
-#include "trainkit/distributed/sync_batch_norm.h"
 
 namespace trainkit::detail {
 namespace {
@@ -40,7 +40,7 @@ struct ZeroRoot : torch::autograd::Node {
 /// Begins to record the SyncBatchNorm layers of a replica, see zero_loss().
 void begin_recording(torch::nn::Module& module, bool counts_rows) {
   for (const auto& part : module.modules()) {
-    if (auto* norm = part->as<SyncBatchNormImpl>()) norm->begin_recording(counts_rows);
+    if (auto* norm = part->as<SyncBatchNormImpl>()) BatchNormHooks::begin_recording(*norm, counts_rows);
   }
 }
 
@@ -52,7 +52,7 @@ at::Tensor zero_loss(const torch::nn::Module& module, const at::Tensor& loss, bo
   for (const auto& part : module.modules()) {
     const auto* norm = part->as<SyncBatchNormImpl>();
     if (!norm) continue;
-    for (const auto& recorded : norm->nodes()) {
+    for (const auto& recorded : BatchNormHooks::nodes(*norm)) {
       std::shared_ptr<torch::autograd::Node> node = recorded.lock();
       if (!node) return loss * 0;  // within an activation checkpoint
       to.emplace_back(std::move(node), 0);

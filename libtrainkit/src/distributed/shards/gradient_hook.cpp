@@ -1,4 +1,4 @@
-#include "distributed/replicas/gradient_hook.h"
+#include "distributed/shards/gradient_hook.h"
 
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>

@@ -1,4 +1,4 @@
-#include "distributed/shards/planned_rank.h"
+#include "distributed/replicas/planned_rank.h"
 
 #include "distributed/replicas/replica_tools.h"
 
