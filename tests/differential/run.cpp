@@ -6,7 +6,6 @@
 #include <set>
 
 #include "model.h"
-#include "optim/optimizer_parts.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/optim/adam.h"
@@ -129,7 +128,7 @@ void put_state(Record& record, const std::string& place, DeviceReplicator& devic
   }
   for (const auto& buffer : devices.module()->named_buffers())
     put(record, place + "buffer/" + buffer.key(), buffer.value());
-  if (detail::is_sharded(optimizer)) return;
+  if (devices.sharding() != Sharding::kNone) return;  // the optimizer has parts of the parameters
   for (const auto& [name, value] : optimizer.state_dict()) {
     const auto* tensor = std::get_if<at::Tensor>(&value);
     if (tensor && name.starts_with("state.")) put(record, place + "optimizer/" + name.substr(6), *tensor);

@@ -177,9 +177,9 @@ TEST_CASE("Records contain the learning rate of each group, wherever the optimiz
     REQUIRE(groups.size() == 2);
     groups[1].lr_multiple = 0.5;
     optimizer.add_param_groups(std::move(groups));
-    const std::vector<at::Tensor>& lrs = trainkit::detail::OptimizerParts::of(optimizer).rates.on_device();
-    REQUIRE(lrs.size() == (capturable ? 2 : 0));
-    watched_lrs = capturable ? lrs[0].storage().data() : nullptr;
+    const std::vector<at::Tensor>& on_device = trainkit::detail::OptimizerParts::of(optimizer).rates.on_device();
+    REQUIRE(on_device.size() == (capturable ? 2 : 0));
+    watched_lrs = capturable ? on_device[0].storage().data() : nullptr;
     auto trainer = Trainer::create(*devices, std::move(optimizer),
                                    {.max_epochs = 2,
                                     .schedule = create_schedule({.name = "linear", .total_steps = 26}).value(),
