@@ -40,7 +40,7 @@ Made reference_data(at::Tensor& scores) {
   std::vector<std::tuple<int32_t, int32_t, Part>> rows;
   for (int32_t user = 0; user < kUsers; ++user) {
     for (int32_t item = 0; item < kItems; ++item) {
-      const uint64_t bits = detail::mix64(static_cast<uint64_t>(user * kItems + item + 1));
+      const uint64_t bits = trainkit::detail::mix64(static_cast<uint64_t>(user * kItems + item + 1));
       scores[user][item] = static_cast<float>(bits >> 40) / 0x1p24f;
       if ((bits & 15) < 2) rows.emplace_back(user, item, Part::kTrain);
       if ((bits & 15) == 2 && user != 7) rows.emplace_back(user, item, Part::kTest);

@@ -17,7 +17,6 @@ using trainkit::detail::Agreement;
 using trainkit::detail::make_agreement;
 using trainkit::detail::MemoryRecovery;
 using trainkit::detail::StepsInFlight;
-using Outcome = Agreement::Outcome;
 
 namespace {
 
@@ -54,13 +53,13 @@ TEST_CASE("One rank follows its own requests in the step after them", "[train][a
   agreement.request_stop(2);
   agreement.request_stop(1);
   agreement.request_save();
-  CHECK(agreement.settle(1, /*weight=*/4, /*expected=*/8) == Outcome::kUpdate);
+  CHECK(agreement.settle(1, /*weight=*/4, /*expected=*/8) == Agreement::Outcome::kUpdate);
   CHECK(agreement.verdict().stop == 2);
   CHECK(agreement.verdict().save);
   StepMetrics metrics;
   agreement.end_step(metrics);
   CHECK(metrics.world_weight == 4);
-  CHECK(agreement.settle(2, 4, 4) == Outcome::kUpdate);
+  CHECK(agreement.settle(2, 4, 4) == Agreement::Outcome::kUpdate);
   CHECK(agreement.verdict().stop == 0);
   CHECK_FALSE(agreement.verdict().save);
 }
@@ -100,9 +99,9 @@ TEST_CASE("Ranks agree on the largest stop signal and on the sum of their weight
     AgreeingRank rank(&group);
     if (group.rank() == 1) rank.agreement->request_stop(2);
     if (group.rank() == 2) rank.agreement->send(1, 3);  // with the gradients
-    const Outcome outcome = rank.agreement->settle(1, group.rank() == 2 ? 3 : 1, 6);
+    const Agreement::Outcome outcome = rank.agreement->settle(1, group.rank() == 2 ? 3 : 1, 6);
     const StepVerdict& verdict = rank.agreement->verdict();
-    const bool right = outcome == Outcome::kUpdate && verdict.stop == 2 && verdict.weight == 5;
+    const bool right = outcome == Agreement::Outcome::kUpdate && verdict.stop == 2 && verdict.weight == 5;
     return right ? absl::OkStatus() : absl::UnknownError("wrong verdict");
   });
   CHECK(texts == std::vector<std::string>(3, "ok"));
@@ -116,12 +115,12 @@ TEST_CASE("All ranks retry a step that ran out of memory on one, and repeat what
     bool retries = false;
     if (group.rank() == 0) {
       agreement.request_save();
-      retries = agreement.settle(1, 1, 2) == Outcome::kRetry;
+      retries = agreement.settle(1, 1, 2) == Agreement::Outcome::kRetry;
     } else {
       retries = agreement.can_retry() && rank.fail("out of memory", /*again=*/true);
     }
     const bool splits = agreement.splits_retry(/*freed=*/true);
-    const bool updates = agreement.settle(1, 1, 2) == Outcome::kUpdate;
+    const bool updates = agreement.settle(1, 1, 2) == Agreement::Outcome::kUpdate;
     return retries && splits && updates && agreement.verdict().save ? absl::OkStatus() : absl::UnknownError("wrong");
   });
   CHECK(texts == std::vector<std::string>(2, "ok"));
@@ -131,7 +130,7 @@ TEST_CASE("A rank that fails for good is named to the others", "[train][agreemen
   const auto texts = on_ranks(2, [](ProcessGroup& group) {
     AgreeingRank rank(&group);
     if (group.rank() == 1) return rank.fail("no such file", false) ? absl::UnknownError("retries") : absl::OkStatus();
-    if (rank.agreement->settle(1, 1, 2) != Outcome::kFailed) return absl::UnknownError("did not notice");
+    if (rank.agreement->settle(1, 1, 2) != Agreement::Outcome::kFailed) return absl::UnknownError("did not notice");
     try {
       rank.agreement->throw_failure(1);
     } catch (...) {

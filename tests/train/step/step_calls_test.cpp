@@ -22,9 +22,10 @@ namespace {
 /// Returns the name of the exported function that contains an address; empty for another function.
 std::string function_at(void* address) {
   Dl_info info{};
-  const ElfW(Sym)* symbol = nullptr;
+  ElfW(Sym)* symbol = nullptr;
   void* const call = static_cast<char*>(address) - 1;  // the return address may be past the end of the function
-  if (dladdr1(call, &info, reinterpret_cast<void**>(&symbol), RTLD_DL_SYMENT) == 0 || !info.dli_sname || !symbol) return {};
+  if (dladdr1(call, &info, reinterpret_cast<void**>(&symbol), RTLD_DL_SYMENT) == 0 || !info.dli_sname || !symbol)
+    return {};
   if (static_cast<char*>(call) >= static_cast<char*>(info.dli_saddr) + symbol->st_size) return {};
   int failed = 0;
   const std::unique_ptr<char, decltype(&std::free)> name(abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &failed),
