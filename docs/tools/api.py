@@ -177,21 +177,19 @@ def entry(item, owner, level, seen):
 
 def public_lines(text):
     """The lines of namespace trainkit without its namespace detail, and of macros."""
-    lines, inside, skipped, nested, out = text.splitlines(), False, False, False, []
+    lines, inside, skipped, nested, out = text.splitlines(), False, 0, False, []
     for line in lines:
-        if re.match(r"namespace (trainkit::)?detail\b", line):
-            skipped = not line.endswith("}")
+        if skipped or re.match(r"namespace (trainkit::)?detail\b", line):
+            skipped += line.count("{") - line.count("}")  # the depth of braces
         elif re.match(r"namespace trainkit::\w+ \{", line) or line.startswith("namespace trainkit {"):
             inside = True
         elif re.match(r"namespace \w+ \{$", line):  # in namespace trainkit
             nested = True
         elif nested and re.match(r"}  // namespace", line):
             nested = False
-        elif line == "}" and skipped:
-            skipped = False
         elif re.match(r"}  // namespace", line):
-            inside, skipped = inside and skipped, False
-        elif not skipped:
+            inside = False
+        else:
             out.append(line if inside else line if line.startswith(("///", "#define", "  ")) else "")
     return out
 

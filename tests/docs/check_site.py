@@ -80,44 +80,6 @@ def search(folder):
         yield f"the search of index.html finds {found[1] if found else 'nothing'} for prefetch_factor"
 
 
-def public_functions(text):
-    """Names of the functions that a header declares for its users, found without docs/tools/api.py."""
-    import api
-    code = re.sub(r"^\s*#(?:[^\n]*\\\n)*[^\n]*", "", api.code_alone(text), flags=re.M)
-    scopes, statement, names = [("public", False)], "", set()  # (access, whether it is hidden)
-    body, kept = 0, False  # depth of braces that hold no declarations; whether the statement goes on after them
-    for letter in code:
-        if body:
-            body += (letter == "{") - (letter == "}")
-            if not body and not kept:
-                statement = ""
-            continue
-        access, hidden = scopes[-1]
-        words = re.sub(r"^\s*(template <.*>|requires .*?\))\s*", "", " ".join(statement.split()))
-        if letter == "{":
-            scope = re.match(r"(namespace|class|struct|union)\b([^(=]*)$", words)
-            if scope:
-                inner = "private" if scope[1] == "class" else "public"
-                scopes.append((inner, hidden or access != "public" or re.match(r"(trainkit::)?detail\b", scope[2].strip()) is not None))
-                statement = ""
-                continue
-            body, kept = 1, words.count("(") > words.count(")") or words.endswith("=")
-            if kept:
-                continue
-        if letter in "{;" and access == "public" and not hidden and "operator" not in words and "= delete" not in words:
-            found = re.search(r"(?<![\w:~.>])([a-z]\w*) ?\(", re.sub(r"\b(decltype|noexcept|requires|alignas|std::\w+<[^;]*?>) ?\(", "", re.split(r"\)(?: noexcept)? : ", words)[0]))
-            if found and not re.match(r"(using|friend|static_assert|typedef|enum|return|TORCH_MODULE)\b", words) and "=" not in words[:found.start()]:
-                names.add(found[1])
-        if letter == "}" and len(scopes) > 1:
-            scopes.pop()
-        if letter == ":" and re.fullmatch(r"(public|private|protected)", words):
-            scopes[-1] = (words, hidden)
-            statement = ""
-        else:
-            statement = "" if letter in "{};" else statement + letter
-    return names
-
-
 def missing_flags(programs):
     """Commands and flags that --help, the completion script and README.md do not all have."""
     import flags
@@ -146,17 +108,13 @@ def missing_flags(programs):
 def missing_symbols():
     """Public types and functions that have no entry in the reference of their header."""
     import api
-    import check
+    import surface
     for path in sorted((ROOT / "libtrainkit/include/trainkit").glob("*/*.h")):
         text = path.read_text(encoding="utf-8")
         page, _ = api.page(path.name, text)
-        code = re.sub(r"//[^\n]*", "", "\n".join(api.public_lines(text)))
-        for name in sorted({found["name"] for found in check.TYPE.finditer(re.sub(r"(private|protected):.*?\n};", "", code, flags=re.S))}):
-            if not re.search(rf"\b{name}\b", page):
-                yield f"{path.relative_to(ROOT)}: {name} is not in the reference"
-        for name in sorted(public_functions(text)):
-            if not re.search(rf"\b{name}\(", page):
-                yield f"{path.relative_to(ROOT)}: {name}() is not in the reference"
+        for name in surface.Reader(path.relative_to(ROOT), text).names:
+            if not re.search(rf"\b{name.word}\b" if name.is_type else rf"\b{name.word}\(", page):
+                yield f"{name.where}: {name.name} is not in the reference"
 
 
 def main():
