@@ -318,7 +318,10 @@ TEST_CASE("Output that a rank's child keeps open does not block the launcher") {
 }
 
 TEST_CASE("The last line of a rank is kept, with or without a line end") {
-  Launched launched(2, "printf 'last words'; printf 'and errors' >&2; exit $((RANK * 4))");
+  // Rank 1 fails once rank 0 has written: the launcher ends the others.
+  Launched launched(2,
+                    "printf 'last words'; printf 'and errors' >&2; [ $RANK = 1 ] || { touch $1/written; exit 0; }; "
+                    "while [ ! -e $1/written ]; do sleep 0.01; done; exit 4");
   CHECK(launched.wait() == 4);
   CHECK(sorted_lines(launched.program->output()) ==
         std::vector<std::string>{"[rank 0] last words", "[rank 1] last words"});
