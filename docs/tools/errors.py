@@ -142,7 +142,14 @@ def pairs(run):
 def is_in(run, text):
     """A number of an example is a placeholder, or the end of a string, in the sources."""
     words = re.sub(r"^\d+ ", "", run)
-    return re.search((r"[}\d\"] ?" if words != run else r"\b") + re.escape(words) + r"\b", text) is not None
+    before = re.compile(r"[}\d\"] ?$" if words != run else r"(^|\W)$")
+    at = text.find(words)
+    while at >= 0:
+        end = at + len(words)
+        if before.search(text[max(at - 2, 0):at]) and not re.match(r"\w", text[end:end + 1]):
+            return True
+        at = text.find(words, at + 1)
+    return False
 
 
 def entries_of(root):

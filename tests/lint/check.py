@@ -327,6 +327,7 @@ HARD_PHRASES = [
 ]
 GAP = r"(?:[ \t]+|[ \t]*\n[ \t]*(?:///?<?|#|\*)?[ \t]*)"
 PLAIN_ENGLISH = [(re.compile(r"\b" + phrase.replace(" ", GAP) + r"\b", re.I), plain) for phrase, plain in HARD_PHRASES]
+ANY_PHRASE = re.compile(r"\b(?:" + "|".join(phrase.replace(" ", GAP) for phrase, _ in HARD_PHRASES) + r")\b", re.I)
 
 # Files without this check.
 PLAIN_ENGLISH_LATER = (
@@ -360,6 +361,8 @@ def check_plain_english(tree):
         if name.startswith(PLAIN_ENGLISH_LATER):
             continue
         text = prose(name, tree.read(name))
+        if not ANY_PHRASE.search(text):
+            continue
         for phrase, plain in PLAIN_ENGLISH:
             for match in phrase.finditer(text):
                 found = re.sub(r"[\s/#*<]+", " ", match.group())
