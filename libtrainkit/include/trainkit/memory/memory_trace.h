@@ -2,6 +2,7 @@
 /// The allocations and frees of a piece of work in order.
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
