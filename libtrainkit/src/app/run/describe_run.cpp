@@ -6,7 +6,7 @@
 #include <fmt/ranges.h>
 #include <torch/nn/module.h>
 
-#include "core/device/host_tensors.h"
+#include "train/run/run_state.h"
 #include "trainkit/core/format.h"
 #include "trainkit/core/processors.h"
 #include "trainkit/train/weights.h"

@@ -34,7 +34,7 @@ at::Tensor gather(c10d::Backend& group, int64_t rank, int64_t ranks, const at::T
 
 /// Sends `own` to all ranks and returns theirs, as rows.
 at::Tensor exchange(c10d::Backend& group, int64_t ranks, const at::Tensor& own) {
-  const at::Tensor all = at::empty({ranks, own.numel()}, own.options());
+  at::Tensor all = at::empty({ranks, own.numel()}, own.options());
   std::vector<at::Tensor> inputs{own};
   std::vector<std::vector<at::Tensor>> outputs{all.unbind()};
   try {
