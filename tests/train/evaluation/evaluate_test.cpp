@@ -3,8 +3,8 @@
 
 #include "test_util.h"
 #include "train/batch_norm_net.h"
-#include "train/run/validation.h"
 #include "train/loop_util.h"
+#include "train/run/validation.h"
 #include "train/trainer_run.h"
 
 using namespace trainkit;

@@ -7,13 +7,13 @@
 
 #include <filesystem>
 
-#include "app/program/command_line.h"
-#include "app/program/repeats.h"
 #include "app/program/adjustments.h"
+#include "app/program/command_line.h"
 #include "app/program/initial_weights.h"
+#include "app/program/repeats.h"
+#include "app/program/run_checks.h"
 #include "app/run/describe_run.h"
 #include "app/run/resume.h"
-#include "app/program/run_checks.h"
 #include "app/run/run_files.h"
 #include "app/run/trainer_options.h"
 #include "report/report.h"
@@ -163,8 +163,9 @@ class AppRun {
                                *folder_};
     TRAINKIT_ASSIGN_OR_RETURN(const Metrics scores, app_.test(context_, trained));
     TRAINKIT_ASSIGN_OR_RETURN(const int code, folder_->finish(result, scores, warnings_of(task_.description)));
-    context_.print(detail::describe_time(result) + "\n" + app_.describe_scores(context_, result, scores) + "report     " +
-                   run_.output_dir + "/report.html" + detail::describe_next(result, run_, app_.info().name));
+    context_.print(detail::describe_time(result) + "\n" + app_.describe_scores(context_, result, scores) +
+                   "report     " + run_.output_dir + "/report.html" +
+                   detail::describe_next(result, run_, app_.info().name));
     if (!context_.placement.is_first()) return code;
     if (code == 0) TRAINKIT_RETURN_IF_ERROR(app_.finish(context_, trained));
     print_report_error(detail::write_report(run_.output_dir));

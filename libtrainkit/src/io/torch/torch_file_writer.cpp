@@ -13,9 +13,9 @@
 #include "core/device/host_tensors.h"
 #include "io/torch/pickle_input.h"
 #include "io/torch/pickle_names.h"
-#include "io/weights/torch_dtypes.h"
 #include "io/torch/unpickler.h"
 #include "io/torch/zip_writer.h"
+#include "io/weights/torch_dtypes.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/weight_file.h"
 

@@ -5,8 +5,8 @@
 #include <set>
 
 #include "core/base/strict_json.h"
-#include "io/weights/torch_dtypes.h"
 #include "io/weights/safetensors_header.h"
+#include "io/weights/torch_dtypes.h"
 #include "io/weights/weight_content.h"
 #include "trainkit/core/status.h"
 

@@ -17,11 +17,11 @@
 #include <vector>
 
 #include "core/device/gpu_operations.h"
+#include "core/tensors/optional_tensor.h"
 #include "core/tensors/recorded.h"
 #include "nn/convolution/direct_convolution.h"
 #include "nn/convolution/winograd.h"
 #include "nn/cpu/tile_product.h"
-#include "core/tensors/optional_tensor.h"
 #include "trainkit/nn/functional.h"
 
 namespace trainkit {

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "core/device/gpu_operations.h"
+#include "core/tensors/optional_tensor.h"
 #include "nn/cpu/attention_kernel.h"
 #include "nn/cpu/block_matrix.h"
-#include "core/tensors/optional_tensor.h"
 
 namespace trainkit::detail {
 namespace {

@@ -13,10 +13,10 @@
 #include <optional>
 #include <vector>
 
+#include "core/tensors/optional_tensor.h"
 #include "core/tensors/tensor_lists.h"
 #include "nn/cpu/block_matrix.h"
 #include "nn/cpu/float_product.h"
-#include "core/tensors/optional_tensor.h"
 
 namespace trainkit::detail {
 namespace {

@@ -14,8 +14,8 @@
 
 #include "core/device/gpu_kernel_support.h"
 #include "core/device/gpu_operations.h"
-#include "core/tensors/recorded.h"
 #include "core/tensors/optional_tensor.h"
+#include "core/tensors/recorded.h"
 #include "nn/gpu/run_kernel.h"
 
 namespace trainkit::detail {

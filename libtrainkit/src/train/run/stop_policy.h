@@ -3,8 +3,8 @@
 
 #include <chrono>
 
-#include "train/run/run_state.h"
 #include "train/records/skipped_steps.h"
+#include "train/run/run_state.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/train/trainer.h"
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "train/run/fit_context.h"
 #include "train/records/step_records.h"
+#include "train/run/fit_context.h"
 #include "trainkit/logging/logger.h"
 #include "trainkit/monitor/monitor.h"
 
