@@ -138,18 +138,18 @@ def largest(tree):
     return [f"{c.name:24} {c.methods:3} methods {c.members:3} data members  {c.where}" for c in ten]
 
 
-def listed(tree):
-    """Yields (line number, class, methods, members) of the list."""
-    for number, line in enumerate(tree.read(LIST).splitlines(), 1):
-        words = line.partition("#")[0].split()
-        if words:
-            yield number, words[0], int(words[1]), int(words[2])
+def entries(tree, name):
+    """Yields (line number, words) of the lines of a list, without comments."""
+    for number, line in enumerate(tree.read(name).splitlines(), 1):
+        if words := line.partition("#")[0].split():
+            yield number, words
 
 
 def check(tree):
     """Yields the large classes that are not in the list, and the lines of the list that do not fit."""
     found = {c.name: c for c in classes(tree) if c.is_large}
-    for number, name, methods, members in listed(tree):
+    for number, (name, *sizes) in entries(tree, LIST):
+        methods, members = map(int, sizes)
         where, now = f"{LIST}:{number}", found.pop(name, None)
         if now is None:
             yield f"{where}: {name} has at most {GOAL_METHODS} methods and {GOAL_MEMBERS} data members now: remove the line"

@@ -152,18 +152,10 @@ def count(tree):
     return [f"{headers} public headers, {types} types, {len(names) - types} functions; {len(unused(tree))} are not needed"]
 
 
-def listed(tree):
-    """Yields (line number, name) of the list."""
-    for number, line in enumerate(tree.read(LIST).splitlines(), 1):
-        words = line.partition("#")[0].split()
-        if words:
-            yield number, words[0]
-
-
 def check(tree):
     """Yields the public names that nobody needs and that are not in the list, and the lines of the list that are."""
     found = {n.name: n for n in unused(tree)}
-    for number, name in listed(tree):
+    for number, (name,) in classes.entries(tree, LIST):
         if found.pop(name, None) is None:
             yield f"{LIST}:{number}: {name} is used now, or no longer public: remove the line"
     for n in found.values():

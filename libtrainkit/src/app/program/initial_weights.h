@@ -33,7 +33,7 @@ absl::Status other_meaning(const std::string& where, const std::string& field, c
                            const std::string& got = {}, const std::string& expected = {}, const std::string& hint = {});
 
 /// Checks the number of heads, which no shape shows, against the setting of the run that wrote the weights, if it is
-/// known. `default_heads` is what a setting of 0 stands for. weights.meaning if they differ.
+/// known. `default_heads` replaces a setting of 0. weights.meaning if they differ.
 absl::Status check_heads(const RunWeights& weights, const std::string& setting, int64_t heads,
                          int64_t default_heads = 0);
 
