@@ -7,7 +7,6 @@ find_package(nlohmann_json REQUIRED)
 find_package(Threads REQUIRED)
 find_package(ZLIB REQUIRED)
 find_package(PNG REQUIRED)
-find_package(LibCsv REQUIRED)  # libtrainkit/cmake/FindLibCsv.cmake
 find_package(Matio REQUIRED)  # libtrainkit/cmake/FindMatio.cmake
 find_package(FFmpeg 57.28 REQUIRED)  # libtrainkit/cmake/FindFFmpeg.cmake; libavutil's version in FFmpeg 5.1
 find_path(PROTOZERO_INCLUDE_DIR protozero/pbf_writer.hpp REQUIRED)  # header-only, as the next one

@@ -12,7 +12,7 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/io/csv.h"
+#include "trainkit/io/table.h"
 
 namespace trainkit::emotion {
 namespace {
@@ -39,14 +39,14 @@ struct Columns {
 };
 
 /// Returns the position of a column, in any case if no column has exactly this name.
-absl::StatusOr<int64_t> find_group(const CsvFile& file, const std::string& name) {
+absl::StatusOr<int64_t> find_group(const Table& file, const std::string& name) {
   const auto is_same = [&](const std::string& column) { return absl::EqualsIgnoreCase(column, name); };
   const std::vector<std::string>& all = file.columns();
   if (file.contains(name) || std::count_if(all.begin(), all.end(), is_same) != 1) return file.column(name);
   return std::find_if(all.begin(), all.end(), is_same) - all.begin();
 }
 
-absl::StatusOr<Columns> find_columns(const CsvFile& file, const ClipColumns& names) {
+absl::StatusOr<Columns> find_columns(const Table& file, const ClipColumns& names) {
   Columns columns;
   TRAINKIT_ASSIGN_OR_RETURN(columns.label, file.column(names.label));
   if (!names.path.empty()) {
@@ -61,14 +61,14 @@ absl::StatusOr<Columns> find_columns(const CsvFile& file, const ClipColumns& nam
   return columns;
 }
 
-absl::StatusOr<int64_t> id(const CsvFile& file, int64_t row, int64_t column) {
+absl::StatusOr<int64_t> id(const Table& file, int64_t row, int64_t column) {
   TRAINKIT_ASSIGN_OR_RETURN(const int64_t number, file.integer(row, column));
   if (number < 0) return file.bad(row, column, "negative", "0 or more");
   return number;
 }
 
 /// Returns the path of a row's clip below its folder.
-absl::StatusOr<std::string> clip_name(const CsvFile& file, int64_t row, const Columns& columns) {
+absl::StatusOr<std::string> clip_name(const Table& file, int64_t row, const Columns& columns) {
   if (columns.path < 0) {
     TRAINKIT_ASSIGN_OR_RETURN(const int64_t dialogue, id(file, row, columns.dialogue));
     TRAINKIT_ASSIGN_OR_RETURN(const int64_t utterance, id(file, row, columns.utterance));
@@ -81,7 +81,7 @@ absl::StatusOr<std::string> clip_name(const CsvFile& file, int64_t row, const Co
   return path.lexically_normal().string();
 }
 
-absl::StatusOr<int64_t> label_of(const CsvFile& file, int64_t row, int64_t column,
+absl::StatusOr<int64_t> label_of(const Table& file, int64_t row, int64_t column,
                                  const std::vector<std::string>& labels) {
   const std::string_view text = file.at(row, column);
   const auto found = std::find(labels.begin(), labels.end(), text);
@@ -92,7 +92,7 @@ absl::StatusOr<int64_t> label_of(const CsvFile& file, int64_t row, int64_t colum
                                   : fmt::format("did you mean '{}'?", nearest));
 }
 
-std::vector<std::string> labels_in(const CsvFile& file, int64_t column) {
+std::vector<std::string> labels_in(const Table& file, int64_t column) {
   std::set<std::string> labels;
   for (int64_t row = 0; row < file.rows(); ++row) {
     if (!file.at(row, column).empty()) labels.emplace(file.at(row, column));
@@ -102,7 +102,7 @@ std::vector<std::string> labels_in(const CsvFile& file, int64_t column) {
 
 /// Returns whether the clip has a file. Its real path must be below `root`, a canonical path: a symbolic link in an
 /// untrusted data set must not reach other files.
-absl::StatusOr<bool> has_file(const CsvFile& file, int64_t row, const Columns& columns, const std::string& path,
+absl::StatusOr<bool> has_file(const Table& file, int64_t row, const Columns& columns, const std::string& path,
                               const fs::path& root) {
   std::error_code error;
   const fs::path real = fs::canonical(path, error);
@@ -172,7 +172,8 @@ absl::StatusOr<SplitFiles> find_split(const std::string& data_dir, const std::st
 
 absl::StatusOr<ClipList> read_clips(const SplitFiles& files, const ClipColumns& names,
                                     const std::vector<std::string>& labels) {
-  TRAINKIT_ASSIGN_OR_RETURN(const CsvFile file, CsvFile::open(files.csv, {.delimiter = names.delimiter}));
+  TRAINKIT_ASSIGN_OR_RETURN(const Table file, Table::open(files.csv, {.separator = std::string(1, names.delimiter),
+                                                                      .separator_flag = "--csv_delimiter"}));
   TRAINKIT_ASSIGN_OR_RETURN(const Columns columns, find_columns(file, names));
   ClipList list{.csv = files.csv, .folder = files.folder, .labels = labels, .clips = {}};
   if (list.labels.empty()) list.labels = labels_in(file, columns.label);

@@ -68,7 +68,7 @@ absl::StatusOr<SplitFiles> find_split(const std::string& data_dir, const std::st
 
 /// Reads a split. `labels` are the classes; if empty, the labels in the file, sorted.
 ///
-/// Errors, exit code 4, with file and line: those of CsvFile; data.csv for an unknown or empty label, an id that is not
+/// Errors, exit code 4, with file and line: those of Table; data.csv for an unknown or empty label, an id that is not
 /// a number or is negative, a duplicate clip, and a path outside the folder (also through a symbolic link);
 /// data.missing if no clip of the list has a file.
 absl::StatusOr<ClipList> read_clips(const SplitFiles& files, const ClipColumns& columns,

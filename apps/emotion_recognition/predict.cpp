@@ -16,8 +16,8 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/io/csv.h"
 #include "trainkit/io/mapped_file.h"
+#include "trainkit/io/table.h"
 #include "trainkit/train/checkpoint.h"
 
 namespace trainkit::emotion {

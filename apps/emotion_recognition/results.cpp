@@ -20,7 +20,7 @@
 #include "trainkit/core/format.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/io/csv.h"
+#include "trainkit/io/table.h"
 #include "trainkit/report/summary.h"
 
 namespace trainkit::emotion {

@@ -6,11 +6,11 @@
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 
-#include "gpt2_recommender/line_file.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/mapped_file.h"
+#include "trainkit/io/table.h"
 
 namespace trainkit::rec {
 namespace {
@@ -46,10 +46,10 @@ std::unordered_map<std::string_view, int32_t> numbers_by_id(const std::vector<En
 
 /// Reads the pairs of a split file, whatever their part.
 absl::Status read_pairs(const std::string& path, Interactions& interactions) {
-  TRAINKIT_ASSIGN_OR_RETURN(const LineFile file, LineFile::open(path, "split"));
+  TRAINKIT_ASSIGN_OR_RETURN(const TextFile file, TextFile::open(path, {.kind = "split", .may_end_open = false}));
   const auto users = numbers_by_id(interactions.users), items = numbers_by_id(interactions.items);
   std::vector<std::string_view> fields;
-  TRAINKIT_RETURN_IF_ERROR(file.for_each([&](int64_t line, std::string_view text) -> absl::Status {
+  TRAINKIT_RETURN_IF_ERROR(file.for_each_line([&](int64_t line, std::string_view text) -> absl::Status {
     if (text.starts_with("# ") || text.starts_with("user_id:token")) return absl::OkStatus();
     split_fields(text, "\t", fields);
     const auto user = fields.size() == 3 ? users.find(fields[0]) : users.end();

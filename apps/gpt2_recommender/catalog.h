@@ -23,7 +23,7 @@ absl::Status save_catalog(const std::string& path, const Interactions& interacti
 absl::StatusOr<Interactions> load_entities(const std::string& catalog);
 
 /// Reads the users and items from `catalog`, and the interactions of all parts from the split file `split`. Times are
-/// 0. Errors: weights.catalog (exit code 5) for damaged files; those of LineFile.
+/// 0. Errors: weights.catalog (exit code 5) for damaged files; those of TextFile.
 absl::StatusOr<Interactions> load_catalog(const std::string& catalog, const std::string& split);
 
 /// Returns the number of the entity of that id. cli.value (exit code 2) names `flag` for an unknown id.

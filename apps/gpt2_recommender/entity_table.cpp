@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 #include <unordered_set>
 #include <utility>
 
@@ -18,12 +17,13 @@ constexpr const char* kForms[] = {"none",        "seconds", "milliseconds",     
 
 }  // namespace
 
-absl::Status EntityTable::add(const LineFile& file, int64_t line, std::string_view id, std::string text) {
+absl::Status EntityTable::add(const TableReader& row, std::string_view id, std::string text) {
   const auto [at, is_new] = by_id_.emplace(std::string(id), rows_.size());
   if (!is_new) {
-    return file.bad(line, noun_, fmt::format("duplicate of line {}", rows_[at->second].line), id, "each id once");
+    return row.bad_line(row.line(), noun_, fmt::format("duplicate of line {}", rows_[at->second].line), id,
+                        "each id once");
   }
-  rows_.push_back({{std::string(id), std::move(text)}, line});
+  rows_.push_back({{std::string(id), std::move(text)}, row.line()});
   return absl::OkStatus();
 }
 
@@ -43,42 +43,41 @@ std::string EntityTable::unused_note(const std::vector<Entity>& used) const {
                      more > 0 ? fmt::format(", and {} more", more) : "");
 }
 
-void RatingsBuilder::use(const LineFile& file, Part part) {
+void RatingsBuilder::use(const TableReader& file, Part part) {
   files_[static_cast<size_t>(part)] = &file;
   part_ = part;
 }
 
-absl::StatusOr<int32_t> RatingsBuilder::number(int64_t line, int which, std::string_view id) {
+absl::StatusOr<int32_t> RatingsBuilder::number(int which, std::string_view id) {
   const auto [at, is_new] = numbers_[which].emplace(std::string(id), static_cast<int32_t>(numbers_[which].size()));
   if (!is_new) return at->second;
   Entity entity{at->first, {}};
   if (const EntityTable* table = tables_[which]) {
     const Entity* known = table->find(id);
-    if (!known) return file_of(part_).bad(line, kNouns[which], "not in " + table->path(), id, "an id of that file");
+    if (!known) return bad(kNouns[which], "not in " + table->path(), id, "an id of that file");
     entity = *known;
   }
   (which == 0 ? ratings_.users : ratings_.items).push_back(std::move(entity));
   return at->second;
 }
 
-absl::Status RatingsBuilder::add(int64_t line, std::string_view user, std::string_view item, double value,
-                                 const ParsedTime& time) {
+absl::Status RatingsBuilder::add(std::string_view user, std::string_view item, double value, const ParsedTime& time) {
   Rating row{.value = static_cast<float>(value), .time = time.time, .part = part_};
-  TRAINKIT_ASSIGN_OR_RETURN(row.user, number(line, 0, user));
-  TRAINKIT_ASSIGN_OR_RETURN(row.item, number(line, 1, item));
+  TRAINKIT_ASSIGN_OR_RETURN(row.user, number(0, user));
+  TRAINKIT_ASSIGN_OR_RETURN(row.item, number(1, item));
   if (ratings_.rows.empty()) {
     first_form_ = time.form;
     first_time_ = time.text;
   }
   if (time.form != first_form_) {
     const auto [low, high] = std::minmax(time.form, first_form_);
-    return file_of(part_).bad(line, "timestamp",
-                              fmt::format("{} and {} are mixed (line {} has {})", kForms[static_cast<size_t>(low)],
-                                          kForms[static_cast<size_t>(high)], lines_.front(), first_time_),
-                              time.text, "one unit or form for the whole file");
+    return bad("timestamp",
+               fmt::format("{} and {} are mixed (line {} has {})", kForms[static_cast<size_t>(low)],
+                           kForms[static_cast<size_t>(high)], lines_.front(), first_time_),
+               time.text, "one unit or form for the whole file");
   }
   ratings_.rows.push_back(row);
-  lines_.push_back(line);
+  lines_.push_back(file_of(part_).line());
   return absl::OkStatus();
 }
 
@@ -97,20 +96,21 @@ absl::Status RatingsBuilder::check_pairs() const {
   }
   if (second == pairs.size()) return absl::OkStatus();
   const Rating& row = ratings_.rows[second];
-  return file_of(row.part).bad(lines_[second], "",
-                               fmt::format("user {} and item {}: duplicate of line {}", ratings_.users[row.user].id,
-                                           ratings_.items[row.item].id, lines_[first]),
-                               "", "each pair once");
+  return file_of(row.part).bad_line(
+      lines_[second], "",
+      fmt::format("user {} and item {}: duplicate of line {}", ratings_.users[row.user].id, ratings_.items[row.item].id,
+                  lines_[first]),
+      "", "each pair once");
 }
 
 absl::StatusOr<Ratings> RatingsBuilder::finish(std::string format) && {
-  const LineFile& file = file_of(Part::kTrain);
+  const TableReader& file = file_of(Part::kTrain);
   if (!ratings_.may_repeat) TRAINKIT_RETURN_IF_ERROR(check_pairs());
-  if (ratings_.rows.empty()) return file.bad(0, "", "the file has no rating");
+  if (ratings_.rows.empty()) return file.bad_line(0, "", "the file has no rating");
   if (ratings_.users.size() < 2)
-    return file.bad(0, "user", "all ratings are of one user", ratings_.users[0].id, "two or more");
+    return file.bad_line(0, "user", "all ratings are of one user", ratings_.users[0].id, "two or more");
   if (ratings_.items.size() < 2)
-    return file.bad(0, "item", "all ratings are of one item", ratings_.items[0].id, "two or more");
+    return file.bad_line(0, "item", "all ratings are of one item", ratings_.items[0].id, "two or more");
   ratings_.format = std::move(format);
   ratings_.path = file.path();
   for (int which : {0, 1}) {
@@ -121,36 +121,11 @@ absl::StatusOr<Ratings> RatingsBuilder::finish(std::string format) && {
   return std::move(ratings_);
 }
 
-absl::StatusOr<std::string> movielens_id(const LineFile& file, int64_t line, const char* noun, std::string_view text) {
-  int64_t id = 0;
-  if (!parse_number(text, id) || id < 1 || id > std::numeric_limits<int32_t>::max()) {
-    return file.bad(line, noun, "not an id", text, "a whole number from 1 to 2147483647");
-  }
-  return std::to_string(id);
-}
-
-absl::StatusOr<double> movielens_rating(const LineFile& file, int64_t line, std::string_view text) {
-  double rating = 0;
-  if (!parse_number(text, rating)) return file.bad(line, "rating", "not a number", text, "0.5 to 5");
-  if (rating < 0.5 || rating > 5) return file.bad(line, "rating", "out of range", text, "0.5 to 5");
-  return rating;
-}
-
-absl::StatusOr<ParsedTime> rating_time(const LineFile& file, int64_t line, std::string_view text) {
+absl::StatusOr<ParsedTime> rating_time(const TableReader& row, size_t column) {
+  const std::string_view text = trimmed(row.text(column));
   if (const auto time = parse_time(text)) return *time;
-  return file.bad(line, "timestamp", "not a time", text, "a number since 1970, or a date such as 2024-05-01T12:30:00Z");
-}
-
-absl::Status repeated_header(const LineFile& file, int64_t line, std::string_view text) {
-  return file.bad(line, "", "the names of line 1 again", text.substr(0, 80), "names in line 1 alone",
-                  "if files with names were joined, remove this line");
-}
-
-absl::Status check_fields(const LineFile& file, int64_t line, std::string_view text, size_t fields, size_t expected,
-                          const char* layout) {
-  if (fields == expected) return absl::OkStatus();
-  return file.bad(line, "", fmt::format("{} fields", fields), text.substr(0, 80),
-                  fmt::format("{}: {}", expected, layout));
+  return row.bad_line(row.line(), "timestamp", "not a time", text,
+                      "a number since 1970, or a date such as 2024-05-01T12:30:00Z");
 }
 
 }  // namespace trainkit::rec::detail

@@ -9,10 +9,13 @@
 #include <unordered_map>
 #include <vector>
 
-#include "gpt2_recommender/line_file.h"
 #include "gpt2_recommender/ratings.h"
+#include "trainkit/io/table.h"
 
 namespace trainkit::rec::detail {
+
+/// Longest line in bytes of a file of ratings, users or items.
+inline constexpr int64_t kLongestLine = int64_t{64} << 10;
 
 /// Holds the users or items that a file describes, by id.
 class EntityTable {
@@ -20,8 +23,8 @@ class EntityTable {
   /// `noun` is "user" or "item", for messages.
   EntityTable(std::string noun, std::string path) : noun_(std::move(noun)), path_(std::move(path)) {}
 
-  /// Adds an entity. Error data.<kind of the file> for a duplicate id.
-  absl::Status add(const LineFile& file, int64_t line, std::string_view id, std::string text);
+  /// Adds the entity of a row. Error data.<kind of the file> for a duplicate id.
+  absl::Status add(const TableReader& row, std::string_view id, std::string text);
   /// Returns the entity of that id; nullptr if there is none.
   const Entity* find(std::string_view id) const;
 
@@ -63,9 +66,9 @@ class RatingsBuilder {
   }
 
   /// Starts with the rows of `file`, which must outlive the builder. Each part has at most one file.
-  void use(const LineFile& file, Part part = Part::kTrain);
-  /// Adds a rating. Errors: an id that its table lacks, and times of several forms.
-  absl::Status add(int64_t line, std::string_view user, std::string_view item, double value, const ParsedTime& time);
+  void use(const TableReader& file, Part part = Part::kTrain);
+  /// Adds the rating of the present row. Errors: an id that its table lacks, and times of several forms.
+  absl::Status add(std::string_view user, std::string_view item, double value, const ParsedTime& time);
   /// Whether a row before has this user (0) or item (1).
   bool contains(int which, std::string_view id) const { return numbers_[which].contains(std::string(id)); }
   /// Checks the rules for all rows and returns the ratings: no duplicate pair unless pairs may repeat, at least two
@@ -73,12 +76,16 @@ class RatingsBuilder {
   absl::StatusOr<Ratings> finish(std::string format) &&;
 
  private:
-  absl::StatusOr<int32_t> number(int64_t line, int which, std::string_view id);
+  absl::StatusOr<int32_t> number(int which, std::string_view id);
   absl::Status check_pairs() const;
 
-  const LineFile& file_of(Part part) const { return *files_[static_cast<size_t>(part)]; }
+  const TableReader& file_of(Part part) const { return *files_[static_cast<size_t>(part)]; }
+  absl::Status bad(const std::string& field, const std::string& problem, std::string_view got,
+                   const std::string& expected) const {
+    return file_of(part_).bad_line(file_of(part_).line(), field, problem, got, expected);
+  }
 
-  const LineFile* files_[3] = {};
+  const TableReader* files_[3] = {};
   Part part_ = Part::kTrain;
   const EntityTable* tables_[2];
   std::unordered_map<std::string, int32_t> numbers_[2];
@@ -88,19 +95,7 @@ class RatingsBuilder {
   std::string first_time_;  // its text
 };
 
-/// Parses an id of MovieLens: a whole number from 1 to 2^31 - 1. Returns it without leading zeros.
-absl::StatusOr<std::string> movielens_id(const LineFile& file, int64_t line, const char* noun, std::string_view text);
-/// Parses a rating of MovieLens: 0.5 to 5.
-absl::StatusOr<double> movielens_rating(const LineFile& file, int64_t line, std::string_view text);
 /// Parses a time with parse_time.
-absl::StatusOr<ParsedTime> rating_time(const LineFile& file, int64_t line, std::string_view text);
-
-/// Returns the error of a line that repeats the names of line 1, as in joined files.
-absl::Status repeated_header(const LineFile& file, int64_t line, std::string_view text);
-
-/// Checks that `fields` equals `expected`. `layout` shows the fields in the error:
-/// "UserID::MovieID::Rating::Timestamp".
-absl::Status check_fields(const LineFile& file, int64_t line, std::string_view text, size_t fields, size_t expected,
-                          const char* layout);
+absl::StatusOr<ParsedTime> rating_time(const TableReader& row, size_t column);
 
 }  // namespace trainkit::rec::detail

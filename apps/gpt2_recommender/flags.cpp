@@ -14,9 +14,9 @@ OptionNeed adapters() { return {"lora_rank", {"0"}, /*excludes=*/true}; }
 void add_table_flags(ConfigParser& parser, RecOptions& options) {
   const OptionGroup add(parser, "Tables of interactions", {modes::kTrain});
   add("user_column", &options.user_column,
-      {.help =
-           "Column of the users in a .csv or .tsv: a name or a number from 1. Default: a usual name such as user_id, "
-           "or column 1 of a table without names.",
+      {.help = "Column of the users in a table (.csv, .tsv, .jsonl): a name or a number from 1. Default: a usual name "
+               "such as user_id, "
+               "or column 1 of a table without names.",
        .metavar = "NAME|N",
        .needs = {tables()}});
   add("item_column", &options.item_column,
@@ -52,7 +52,7 @@ void add_interaction_flags(ConfigParser& parser, RecOptions& options) {
   add("data_format", &options.data_format,
       {.help =
            "Format of the files in --data_dir: MovieLens 1M (ratings.dat), 100k (u.data), RecBole (one .inter) or a "
-           "table (.csv, .tsv).",
+           "table (.csv, .tsv, .jsonl, also .gz).",
        .choices = ratings_formats()});
   add("repeated_events", &options.repeated_events,
       {.help = "Several events of a user with one item. deduplicate: one interaction. count: one interaction, trained "

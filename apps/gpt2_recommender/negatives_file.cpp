@@ -2,9 +2,9 @@
 #include <optional>
 #include <unordered_map>
 
-#include "gpt2_recommender/line_file.h"
 #include "gpt2_recommender/ranking.h"
 #include "trainkit/core/status.h"
+#include "trainkit/io/table.h"
 
 namespace trainkit::rec {
 namespace {
@@ -35,12 +35,12 @@ std::string_view user_of(std::string_view field) {
 
 absl::StatusOr<std::vector<std::vector<int32_t>>> read_negatives(const std::string& path,
                                                                  const Interactions& interactions) {
-  TRAINKIT_ASSIGN_OR_RETURN(const LineFile file, LineFile::open(path, "negatives", /*may_end_open=*/true));
+  TRAINKIT_ASSIGN_OR_RETURN(const TextFile file, TextFile::open(path, {.kind = "negatives", .latin1 = true}));
   const Numbers users(interactions.users), items(interactions.items);
   std::vector<std::vector<int32_t>> listed(interactions.users.size());
   std::vector<std::string_view> fields;
   const char* const hint = "negatives are users and items of the data after --min_rating and --k_core";
-  TRAINKIT_RETURN_IF_ERROR(file.for_each([&](int64_t line, std::string_view text) -> absl::Status {
+  TRAINKIT_RETURN_IF_ERROR(file.for_each_line([&](int64_t line, std::string_view text) -> absl::Status {
     if (text.empty()) return absl::OkStatus();
     split_fields(text, text.find('\t') == text.npos ? "," : "\t", fields);
     if (fields.size() < 2) return file.bad(line, "", "no item", text.substr(0, 60), "a user and items");

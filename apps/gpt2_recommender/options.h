@@ -20,7 +20,7 @@ struct RecOptions {
   // Interactions
   /// See ratings_formats().
   std::string data_format = "auto";
-  /// Columns of a table, see TableOptions.
+  /// Columns of a table, see TableColumns.
   std::string user_column = {}, item_column = {}, rating_column = {}, time_column = {};
   std::string header = "auto";
   /// auto, tab, or one character.

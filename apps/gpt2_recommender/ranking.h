@@ -64,7 +64,7 @@ struct RankingOptions {
 /// Reads the items that each user's positives are ranked against. Each line has the id of a user, or "(user,item)" as
 /// in the files of NCF, and the ids of items, separated by tabs, or by commas in a line without a tab. Several lines of
 /// a user are combined. Returns the items of each user; empty for a user without a line. Errors, exit code 4: those of
-/// LineFile; data.negatives with the line for an unknown user or item.
+/// TextFile; data.negatives with the line for an unknown user or item.
 absl::StatusOr<std::vector<std::vector<int32_t>>> read_negatives(const std::string& path,
                                                                  const Interactions& interactions);
 

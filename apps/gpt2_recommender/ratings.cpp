@@ -22,10 +22,13 @@ absl::Status bad_folder(const std::string& where, const std::string& problem, co
                     .where = where,
                     .problem = problem,
                     .got = got,
-                    .expected = "u.data, ratings.dat, one .inter, .csv or .tsv",
+                    .expected = "u.data, ratings.dat, one .inter, .csv, .tsv or .jsonl",
                     .hint = "to write examples of each format: trainkit-gpt2rec --make_demo_data DIR"},
                    absl::StatusCode::kNotFound);
 }
+
+/// Extensions of tables.
+const std::set<std::string> kTables = {".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".tsv", ".tsv.gz"};
 
 /// Returns the files of a folder with one of these extensions.
 absl::StatusOr<FolderFiles> files_of(const std::string& folder, const std::set<std::string>& kinds) {
@@ -50,12 +53,12 @@ absl::StatusOr<std::string> find_file(const std::string& path, const std::set<st
     note = left_out_note(found.left_out);
     return path + "/" + name;
   };
-  for (const char* usual : {"ratings.csv", "interactions.csv"}) {
+  for (const char* usual : {"ratings.csv", "interactions.csv", "ratings.csv.gz", "interactions.csv.gz"}) {
     if (std::find(found.names.begin(), found.names.end(), usual) != found.names.end()) return chosen(usual);
   }
   if (found.names.empty()) return bad_folder(path, "no ratings file in this folder", left_out_note(found.left_out));
   if (found.names.size() > 1) {
-    return bad_folder(path, fmt::format("several {} files: name one of them", fmt::join(kinds, " and ")),
+    return bad_folder(path, fmt::format("several files {}: name one of them", fmt::join(kinds, ", ")),
                       fmt::format("{}", fmt::join(found.names, ", ")));
   }
   return chosen(std::string(found.names.front()));
@@ -66,13 +69,13 @@ absl::StatusOr<bool> is_table(const std::string& path) {
   if (path.ends_with(".inter")) return false;
   if (fs::is_regular_file(path)) return true;
   TRAINKIT_ASSIGN_OR_RETURN(const FolderFiles recbole, files_of(path, {".inter"}));
-  TRAINKIT_ASSIGN_OR_RETURN(const FolderFiles tables, files_of(path, {".csv", ".tsv"}));
+  TRAINKIT_ASSIGN_OR_RETURN(const FolderFiles tables, files_of(path, kTables));
   return recbole.names.empty() && !tables.names.empty();
 }
 
 /// Returns an error that names the first option of tables that differs from its default.
 absl::Status check_no_table_option(const RatingsOptions& options) {
-  const TableOptions& table = options.table;
+  const TableColumns& table = options.table;
   const std::pair<const char*, std::string> values[] = {
       {"--user_column", table.user},
       {"--item_column", table.item},
@@ -89,7 +92,7 @@ absl::Status check_no_table_option(const RatingsOptions& options) {
                       .where = flag,
                       .problem = "the files in --data_dir are not a table",
                       .got = value,
-                      .expected = "a .csv or .tsv, or --data_format table"});
+                      .expected = "a .csv, .tsv or .jsonl, or --data_format table"});
   }
   return absl::OkStatus();
 }
@@ -115,7 +118,7 @@ absl::StatusOr<Ratings> read_ratings(const std::string& path, const RatingsOptio
     return ratings;
   };
   if (format == "table") {
-    TRAINKIT_ASSIGN_OR_RETURN(const std::string table, find_file(path, {".csv", ".tsv"}, note));
+    TRAINKIT_ASSIGN_OR_RETURN(const std::string table, find_file(path, kTables, note));
     return with_note(detail::read_tables(table, options));
   }
   TRAINKIT_RETURN_IF_ERROR(check_no_table_option(options));

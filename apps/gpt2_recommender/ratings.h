@@ -70,7 +70,7 @@ struct Ratings {
 const std::vector<std::string>& ratings_formats();
 
 /// Layout of a table of interactions.
-struct TableOptions {
+struct TableColumns {
   /// Columns by name, or by number from 1. Empty: the usual names (user_id, userId, user; item_id, movieId, product_id;
   /// rating, score; timestamp, time), or in a table without names columns 1 to 4 as far as there are as many. "none":
   /// the table has no ratings or no times.
@@ -79,14 +79,14 @@ struct TableOptions {
   /// line has usual names of users and items. Otherwise the other lines decide, see FirstLine; where they do not, the
   /// table is refused. A table of two columns without usual names has the users in column 1.
   std::string header = "auto";
-  /// Field separator. Nothing: a comma in a .csv, else a tab.
+  /// Field separator. Nothing: a comma in a .csv, else a tab. A .jsonl has named fields.
   std::optional<char> delimiter = {};
 };
 
 struct RatingsOptions {
   /// One of ratings_formats().
   std::string format = "auto";
-  TableOptions table = {};
+  TableColumns table = {};
   /// Tables of the validation and test parts, for a table of training interactions. Empty: not given.
   std::string validation = {}, test = {};
   /// Whether a user may have several rows with one item. Unset: only in tables.
@@ -98,15 +98,15 @@ struct RatingsOptions {
 ///   ml-100k  u.data, u.item, u.user: tabs, and "|" in the latter two
 ///   recbole  one NAME.inter with a header ("user_id:token", "item_id:token", optionally "rating:float" and
 ///            "timestamp:float"); NAME.item and NAME.user if they exist. `path` may also be the .inter file.
-///   table    one .csv or .tsv, or ratings.csv or interactions.csv among several; `path` may also be a file of any
-///   name.
-///            A field in double quotes may contain the separator and doubled quotes.
+///   table    one .csv, .tsv or .jsonl, or ratings.csv or interactions.csv among several; `path` may also be a file of
+///            any name. See TableReader.
+/// Each file may be packed with gzip: a table as NAME.csv.gz, the others with the names above.
 /// Times are numbers (seconds, milliseconds, microseconds or nanoseconds since 1970, with or without a fraction; one
 /// unit per data set), or ISO 8601 dates such as "2024-05-01T12:30:00.25+02:00" (with a time zone or without, alike in
 /// all rows).
 /// "auto" takes the first format found, in the order ml-100k, ml-1m, recbole, table.
 ///
-/// Errors, exit code 4, with file and line: those of LineFile; data.ratings for a wrong number of fields, an invalid
+/// Errors, exit code 4, with file and line: those of TextFile; data.ratings for a wrong number of fields, an invalid
 /// id, rating or time, an id that the other files lack, a duplicate pair (names both lines), times in several
 /// units or forms, a line 1 that may be names or data, fewer than two users or items; data.items and data.users
 /// likewise, and for an unknown genre, gender, age or occupation. data.missing if the folder has no such files.

@@ -13,7 +13,7 @@
 #include "trainkit/app/placement.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/io/csv.h"
+#include "trainkit/io/table.h"
 
 namespace trainkit::rec {
 namespace {

@@ -6,9 +6,9 @@
 #include <unordered_map>
 
 #include "gpt2_recommender/interactions.h"
-#include "gpt2_recommender/line_file.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
+#include "trainkit/io/table.h"
 
 namespace trainkit::rec {
 namespace {
@@ -58,13 +58,14 @@ absl::Status save_split(const std::string& path, const Interactions& interaction
 }
 
 absl::StatusOr<Split> load_split(const std::string& path, const Interactions& interactions) {
-  TRAINKIT_ASSIGN_OR_RETURN(const LineFile file, LineFile::open(path, "split"));
+  TRAINKIT_ASSIGN_OR_RETURN(const TextFile file,
+                            TextFile::open(path, {.kind = "split", .latin1 = true, .may_end_open = false}));
   const Pairs pairs(interactions);
   Split split{"split file", std::vector<Part>(interactions.user.size())};
   std::vector<int64_t> seen_in(interactions.user.size(), kUnseen);
   bool has_header = false;
   std::vector<std::string_view> fields;
-  TRAINKIT_RETURN_IF_ERROR(file.for_each([&](int64_t line, std::string_view text) -> absl::Status {
+  TRAINKIT_RETURN_IF_ERROR(file.for_each_line([&](int64_t line, std::string_view text) -> absl::Status {
     if (line == 1 && text.starts_with(kProtocol)) {
       split.protocol = file.to_utf8(text.substr(kProtocol.size()));
       return absl::OkStatus();

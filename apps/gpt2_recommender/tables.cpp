@@ -4,7 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <list>
+#include <memory>
 #include <optional>
 
 #include "gpt2_recommender/entity_table.h"
@@ -16,56 +16,6 @@ namespace trainkit::rec::detail {
 namespace {
 
 using Fields = std::vector<std::string_view>;
-
-/// Splits lines into fields. The fields of a line are valid until the next one is split.
-class RowSplitter {
- public:
-  RowSplitter(const LineFile& file, char delimiter) : file_(file), delimiter_(delimiter) {}
-
-  absl::Status split(int64_t line, std::string_view text) {
-    fields.clear();
-    unquoted_.clear();
-    for (bool more = true; more;) {
-      if (text.starts_with('"')) {
-        TRAINKIT_RETURN_IF_ERROR(take_quoted(line, text));
-      } else {
-        const size_t end = std::min(text.find(delimiter_), text.size());
-        fields.push_back(text.substr(0, end));
-        text.remove_prefix(end);
-      }
-      more = !text.empty();
-      if (more) text.remove_prefix(1);
-    }
-    return absl::OkStatus();
-  }
-
-  Fields fields;
-
- private:
-  /// Takes a field in quotes from the front of `text`.
-  absl::Status take_quoted(int64_t line, std::string_view& text) {
-    std::string field;
-    size_t at = 1;
-    for (;; ++at) {
-      const size_t quote = text.find('"', at);
-      if (quote == text.npos) return file_.bad(line, "", "a quote is not closed on its line", text.substr(0, 60));
-      field += text.substr(at, quote - at);
-      at = quote + 1;
-      if (at == text.size() || text[at] != '"') break;
-      field += '"';
-    }
-    text.remove_prefix(at);
-    if (!text.empty() && text.front() != delimiter_) {
-      return file_.bad(line, "", "text after a closing quote", text.substr(0, 60), "a separator");
-    }
-    fields.push_back(unquoted_.emplace_back(std::move(field)));
-    return absl::OkStatus();
-  }
-
-  const LineFile& file_;
-  char delimiter_;
-  std::list<std::string> unquoted_;
-};
 
 /// Returns a column's name in lower case without punctuation and RecBole's type: "userid" for "user_id:token".
 std::string plain_name(std::string_view name) {
@@ -85,7 +35,7 @@ struct TableColumn {
   bool required;
 };
 
-std::vector<TableColumn> columns_of(const TableOptions& options) {
+std::vector<TableColumn> columns_of(const TableColumns& options) {
   return {{"--user_column",
            "user",
            options.user,
@@ -142,13 +92,13 @@ void complete_pair(const Fields& names, std::vector<TableColumn>& columns) {
 }
 
 /// Returns the position of a column; nullopt if the table does not have it.
-absl::StatusOr<std::optional<size_t>> locate(const LineFile& file, const Fields& first, bool header,
+absl::StatusOr<std::optional<size_t>> locate(const TableReader& file, const Fields& first, bool header,
                                              const TableColumn& column, size_t position) {
   const std::string& wanted = column.wanted;
   if (wanted == "none" && !column.required) return std::nullopt;
   const auto missing = [&](const std::string& problem, const std::string& expected) {
-    return file.bad(1, column.noun, problem, fmt::format("{}", fmt::join(first, ", ")), expected,
-                    fmt::format("name the column with {}, or give its number", column.flag));
+    return file.bad_line(1, column.noun, problem, fmt::format("{}", fmt::join(first, ", ")), expected,
+                         fmt::format("name the column with {}, or give its number", column.flag));
   };
   if (is_number(wanted)) {
     int64_t number = 0;
@@ -171,29 +121,29 @@ absl::StatusOr<std::optional<size_t>> locate(const LineFile& file, const Fields&
   return usual;
 }
 
-/// Reads the rows of one table.
-class TableReader {
+/// Reads the interactions of one table. The rules for its first line need the other lines, so the table is opened
+/// without a header.
+class Events {
  public:
-  TableReader(const LineFile& file, const TableOptions& options)
-      : file_(file),
-        options_(options),
-        splitter_(file, options.delimiter.value_or(file.path().ends_with(".csv") ? ',' : '\t')) {}
+  Events(TableReader& table, const TableColumns& options) : table_(table), options_(options) {}
 
-  absl::Status add_rows(RatingsBuilder& builder) {
-    return file_.for_each([&](int64_t line, std::string_view text) -> absl::Status {
-      if (text.empty() && line > 1) return absl::OkStatus();
-      TRAINKIT_RETURN_IF_ERROR(splitter_.split(line, text));
-      const Fields& fields = splitter_.fields;
-      if (line == 1) {
-        TRAINKIT_ASSIGN_OR_RETURN(const bool header, find_columns(fields, builder));
-        if (header) names_ = text;
-        if (header) return absl::OkStatus();
+  absl::Status add_to(RatingsBuilder& builder) {
+    TRAINKIT_ASSIGN_OR_RETURN(bool more, table_.next());
+    if (!more) return absl::OkStatus();
+    const std::vector<std::string> first =
+        table_.has_names() ? table_.columns()
+                           : std::vector<std::string>(table_.fields().begin(), table_.fields().end());
+    TRAINKIT_ASSIGN_OR_RETURN(const bool header, find_columns({first.begin(), first.end()}, builder));
+    TRAINKIT_RETURN_IF_ERROR(table_.rewind());
+    for (bool is_first = true;; is_first = false) {
+      TRAINKIT_ASSIGN_OR_RETURN(more, table_.next());
+      if (!more) return absl::OkStatus();
+      if (header && !table_.has_names()) {
+        if (is_first) continue;
+        if (std::equal(first.begin(), first.end(), table_.fields().begin())) return repeated_header();
       }
-      if (!names_.empty() && text == names_) return repeated_header(file_, line, text);
-      TRAINKIT_RETURN_IF_ERROR(
-          check_fields(file_, line, text, fields.size(), width_, "as many as line 1; see --csv_delimiter"));
-      return add(line, fields, builder);
-    });
+      TRAINKIT_RETURN_IF_ERROR(add(is_first, builder));
+    }
   }
 
   bool has_values() const { return at_[2].has_value(); }
@@ -202,11 +152,20 @@ class TableReader {
   const std::string& note() const { return note_; }
 
  private:
+  absl::Status bad(const std::string& field, const std::string& problem, std::string_view got = {},
+                   const std::string& expected = "", const std::string& hint = "") const {
+    return table_.bad_line(table_.line(), field, problem, got, expected, hint);
+  }
+
+  absl::Status repeated_header() const {
+    return bad("", "the names of line 1 again", fmt::format("{}", fmt::join(table_.fields(), ", ")),
+               "names in line 1 alone", "if files with names were joined, remove this line");
+  }
+
   /// Returns whether the line has names.
   absl::StatusOr<bool> find_columns(const Fields& first, const RatingsBuilder& builder) {
     std::vector<TableColumn> columns = columns_of(options_);
-    width_ = first.size();
-    const std::optional<bool> said = has_header(first, columns, options_.header);
+    const std::optional<bool> said = table_.has_names() ? true : has_header(first, columns, options_.header);
     bool header = said.value_or(false);
     if (!said) {
       TRAINKIT_ASSIGN_OR_RETURN(header, judge(first, columns, builder));
@@ -215,11 +174,11 @@ class TableReader {
                           (!columns[1].wanted.empty() || find_usual(first, columns[1]));
     if (header) complete_pair(first, columns);
     for (size_t i = 0; i < columns.size(); ++i) {
-      TRAINKIT_ASSIGN_OR_RETURN(at_[i], locate(file_, first, header, columns[i], i));
+      TRAINKIT_ASSIGN_OR_RETURN(at_[i], locate(table_, first, header, columns[i], i));
     }
     if (header && (!said || !is_usual)) {
-      note_ = fmt::format("{}: line 1 has the names of the columns: users are '{}', items are '{}'", file_.path(),
-                          file_.to_utf8(first[*at_[0]]), file_.to_utf8(first[*at_[1]]));
+      note_ = fmt::format("{}: line 1 has the names of the columns: users are '{}', items are '{}'", table_.path(),
+                          first[*at_[0]], first[*at_[1]]);
       if (!said) note_ += " (--header no: line 1 is data)";
     }
     return header;
@@ -237,57 +196,63 @@ class TableReader {
     FirstLine line_1(first, at[0], at[1]);
     for (size_t which : {0, 1}) {
       if (find_usual(first, columns[which])) line_1.see_usual_name();
-      const bool is_known = builder.contains(static_cast<int>(which), file_.to_utf8(trimmed(first[at[which]])));
-      if (is_known) line_1.see_known_id();
+      if (builder.contains(static_cast<int>(which), trimmed(first[at[which]]))) line_1.see_known_id();
     }
-    RowSplitter splitter(splitter_);
-    const absl::Status read = file_.for_each([&](int64_t line, std::string_view text) -> absl::Status {
-      if (line == 1 || text.empty()) return absl::OkStatus();
-      TRAINKIT_RETURN_IF_ERROR(splitter.split(line, text));
-      line_1.see(splitter.fields);
-      return line_1.is_settled() ? absl::CancelledError() : absl::OkStatus();
-    });
-    if (!read.ok() && !absl::IsCancelled(read)) return read;
+    while (!line_1.is_settled()) {
+      TRAINKIT_ASSIGN_OR_RETURN(const bool more, table_.next());
+      if (!more) break;
+      line_1.see(table_.fields());
+    }
     if (line_1.verdict() != FirstLine::Verdict::kUnclear) return line_1.verdict() == FirstLine::Verdict::kNames;
-    return file_.bad(1, "", "is either the names of the columns or data", fmt::format("{}", fmt::join(first, ", ")), "",
-                     "--header yes for names, --header no for data");
+    return table_.bad_line(1, "", "is either the names of the columns or data",
+                           fmt::format("{}", fmt::join(first, ", ")), "",
+                           "--header yes for names, --header no for data");
   }
 
-  absl::StatusOr<std::string> id(int64_t line, const char* noun, std::string_view text) const {
-    text = trimmed(text);
-    if (text.empty()) return file_.bad(line, noun, "empty");
-    if (text.find('\t') != text.npos) return file_.bad(line, noun, "an id contains a tab");
-    return file_.to_utf8(text);
+  absl::StatusOr<std::string_view> id(const char* noun, size_t column) const {
+    const std::string_view text = trimmed(table_.text(column));
+    if (text.empty()) return bad(noun, "empty");
+    // Other files of the run have a line per pair, with a tab between its ids.
+    const auto is_control = [](unsigned char c) { return absl::ascii_iscntrl(c); };
+    if (std::any_of(text.begin(), text.end(), is_control)) return bad(noun, "an id contains a tab or a line end", text);
+    return text;
   }
 
-  absl::Status add(int64_t line, const Fields& fields, RatingsBuilder& builder) const {
-    TRAINKIT_ASSIGN_OR_RETURN(const std::string user, id(line, "user", fields[*at_[0]]));
-    TRAINKIT_ASSIGN_OR_RETURN(const std::string item, id(line, "item", fields[*at_[1]]));
-    const std::string hint = line == 1 ? "if line 1 has the names of the columns: --header yes" : "";
+  absl::Status add(bool is_first, RatingsBuilder& builder) const {
+    TRAINKIT_ASSIGN_OR_RETURN(const std::string_view user, id("user", *at_[0]));
+    TRAINKIT_ASSIGN_OR_RETURN(const std::string_view item, id("item", *at_[1]));
     double value = 1;
-    if (has_values() && !parse_number(trimmed(fields[*at_[2]]), value)) {
-      return file_.bad(line, "rating", "not a number", fields[*at_[2]], "a finite number; see --rating_column", hint);
+    if (has_values() && !parse_number(trimmed(table_.text(*at_[2])), value)) {
+      return bad("rating", "not a number", table_.text(*at_[2]), "a finite number; see --rating_column",
+                 is_first ? "if line 1 has the names of the columns: --header yes" : "");
     }
     ParsedTime time;
     if (has_times()) {
-      TRAINKIT_ASSIGN_OR_RETURN(time, rating_time(file_, line, trimmed(fields[*at_[3]])));
+      TRAINKIT_ASSIGN_OR_RETURN(time, rating_time(table_, *at_[3]));
     }
-    return builder.add(line, user, item, value, time);
+    return builder.add(user, item, value, time);
   }
 
-  const LineFile& file_;
-  const TableOptions& options_;
-  RowSplitter splitter_;
-  std::string names_;  // line 1 if it has names
+  TableReader& table_;
+  const TableColumns& options_;
   std::string note_;
-  size_t width_ = 0;
   std::optional<size_t> at_[4];  // user, item, rating, time
 };
+
+absl::StatusOr<std::unique_ptr<TableReader>> open_table(const std::string& path, const TableColumns& options) {
+  const bool is_csv = path.ends_with(".csv") || path.ends_with(".csv.gz");
+  return TableReader::open(path, {.kind = "ratings",
+                                  .separator = std::string(1, options.delimiter.value_or(is_csv ? ',' : '\t')),
+                                  .header = false,
+                                  .latin1 = true,
+                                  .control_characters = false,
+                                  .separator_flag = "--csv_delimiter"});
+}
 
 }  // namespace
 
 absl::StatusOr<Ratings> read_tables(const std::string& path, const RatingsOptions& options) {
-  std::list<LineFile> files;
+  std::vector<std::unique_ptr<TableReader>> files;
   RatingsBuilder builder(nullptr, nullptr, options.may_repeat.value_or(true));
   bool has_values = true, has_times = true;
   std::vector<std::string> notes;
@@ -295,14 +260,14 @@ absl::StatusOr<Ratings> read_tables(const std::string& path, const RatingsOption
       {Part::kTrain, path}, {Part::kValidation, options.validation}, {Part::kTest, options.test}};
   for (const auto& [part, name] : parts) {
     if (name.empty()) continue;
-    TRAINKIT_ASSIGN_OR_RETURN(LineFile file, LineFile::open(name, "ratings", /*may_end_open=*/true));
+    TRAINKIT_ASSIGN_OR_RETURN(auto file, open_table(name, options.table));
     files.push_back(std::move(file));
-    builder.use(files.back(), part);
-    TableReader reader(files.back(), options.table);
-    TRAINKIT_RETURN_IF_ERROR(reader.add_rows(builder));
-    has_values = has_values && reader.has_values();
-    has_times = has_times && reader.has_times();
-    if (!reader.note().empty()) notes.push_back(reader.note());
+    builder.use(*files.back(), part);
+    Events events(*files.back(), options.table);
+    TRAINKIT_RETURN_IF_ERROR(events.add_to(builder));
+    has_values = has_values && events.has_values();
+    has_times = has_times && events.has_times();
+    if (!events.note().empty()) notes.push_back(events.note());
   }
   TRAINKIT_ASSIGN_OR_RETURN(Ratings ratings, std::move(builder).finish("table"));
   ratings.has_values = has_values;

@@ -14,7 +14,7 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/io/csv.h"
+#include "trainkit/io/table.h"
 
 namespace trainkit::hsi {
 namespace {

@@ -47,9 +47,9 @@ std::string debian_package(std::string_view library) {
     std::string_view prefix, package;
   };
   constexpr Rule rules[] = {
-      {"libhdf5", "libhdf5-103-1"},         {"libpng16.so", "libpng16-16"}, {"libz.so", "zlib1g"},
-      {"libabsl_", "libabsl20220623"},      {"libmatio.so", "libmatio11"},  {"libcsv.so", "libcsv3"},
-      {"libyaml-cpp.so", "libyaml-cpp0.7"}, {"libgomp.so", "libgomp1"},     {"libstdc++.so", "libstdc++6"},
+      {"libhdf5", "libhdf5-103-1"},    {"libpng16.so", "libpng16-16"}, {"libz.so", "zlib1g"},
+      {"libabsl_", "libabsl20220623"}, {"libmatio.so", "libmatio11"},  {"libyaml-cpp.so", "libyaml-cpp0.7"},
+      {"libgomp.so", "libgomp1"},      {"libstdc++.so", "libstdc++6"},
   };
   for (const Rule& rule : rules)
     if (library.starts_with(rule.prefix)) return std::string(rule.package);

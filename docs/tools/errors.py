@@ -25,10 +25,19 @@ COMPOSED = {
     "libtrainkit/src/config/config.cpp": [("cli", r'\bflag_error\("(\w+)"'), ("cli", r'\bblame\([^;"]*"(\w+)",'),
                                           ("config", r'\bblame\([^;"]*"(\w+)",')],
     "libtrainkit/src/app/program/predictor.cpp": [("run", r'\brun_error\("(\w+)"'), ("run", r'\bis_run \? "(\w+)" : "none",')],
-    "libtrainkit/src/io/files/plain_text.cpp": [],  # callers name the kind: "csv", and the kinds of apps/gpt2_recommender
-    "apps/gpt2_recommender/line_file.cpp": [],
+    # The kind of a text or table makes its ids.
+    "libtrainkit/include/trainkit/io/text_file.h": [("data", r'\bkind = "(\w+)"')],
+    "libtrainkit/include/trainkit/io/table.h": [("data", r'\bkind = "(\w+)"')],
+    "libtrainkit/src/io/files/text_file.cpp": [],
+    "libtrainkit/src/io/tables/json_rows.cpp": [],
+    "libtrainkit/src/io/tables/table.cpp": [],
+    "apps/gpt2_recommender/movielens.cpp": [("data", r'"(ratings|users|items)"')],
+    "apps/gpt2_recommender/recbole.cpp": [("data", r'"(ratings|users|items)"')],
+    "apps/gpt2_recommender/tables.cpp": [("data", r'\.kind = "(\w+)"')],
+    "apps/gpt2_recommender/split_file.cpp": [("data", r'\.kind = "(\w+)"')],
+    "apps/gpt2_recommender/catalog.cpp": [("data", r'\.kind = "(\w+)"')],
+    "apps/gpt2_recommender/negatives_file.cpp": [("data", r'\.kind = "(\w+)"')],
 }
-KINDS = re.compile(r'\b(?:plain_text|LineFile::open)\([^;"]*"(\w+)"')
 
 EXIT_CODES = [  # (name in core/error.h, number, meaning)
     ("kBug", 1, "a bug of trainkit, or of a custom module"), ("kUsage", 2, "the command line, the environment or the caller's code"),
@@ -90,7 +99,6 @@ def ids_of(codes):
     literal = re.compile(rf'"((?:{classes})\.[a-z][a-z0-9_]*)"|\.id = "([a-z]+\.[a-z_]+)"|"\[((?:{classes})\.[a-z]+)\] ')
     for name, code in codes.items():
         made = [(match.start(), next(filter(None, match.groups()))) for match in literal.finditer(code)]
-        made += [(match.start(), "data." + match[1]) for match in KINDS.finditer(code)]
         for kind, calls in COMPOSED.get(name, []):
             made += [(match.start(), f"{kind}.{match[1]}") for match in re.finditer(calls, code)]
         for at, id_ in made:

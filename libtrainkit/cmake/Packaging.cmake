@@ -46,7 +46,6 @@ set(TRAINKIT_DEPENDENCIES
   "yaml-cpp|yaml-cpp|yaml-cpp"
   "ZLIB::ZLIB|ZLIB|zlib"
   "PNG::PNG|PNG|libpng"
-  "LibCsv::LibCsv|LibCsv|-lcsv"
   "Matio::Matio|Matio|matio"
   "Matio::HDF5|Matio|hdf5-serial"
   "FFmpeg::avformat|FFmpeg 57.28|libavformat"
@@ -114,7 +113,7 @@ function(trainkit_write_package DIRECTORY)
                                 INSTALL_DESTINATION ${DIRECTORY})
   write_basic_package_version_file(trainkitConfigVersion.cmake COMPATIBILITY SameMinorVersion)
   set(files ${CMAKE_CURRENT_BINARY_DIR}/trainkitConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/trainkitConfigVersion.cmake)
-  foreach(file trainkitTorch FindMatio FindLibCsv FindFFmpeg)
+  foreach(file trainkitTorch FindMatio FindFFmpeg)
     list(APPEND files ${PROJECT_SOURCE_DIR}/libtrainkit/cmake/${file}.cmake)
   endforeach()
   install(FILES ${files} DESTINATION ${DIRECTORY})
@@ -168,7 +167,7 @@ set(CPACK_DEBIAN_DEV_PACKAGE_SECTION libdevel)
 set(CPACK_COMPONENT_DEV_DESCRIPTION "Library for training neural networks on LibTorch (development files)
  Headers, static libraries, CMake package and pkg-config file of libtrainkit.
  LibTorch itself comes from PyPI: pip install torch==2.11.0")
-set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "libabsl-dev, libavcodec-dev, libavformat-dev, libavutil-dev, libcsv-dev, libhdf5-dev, \
+set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "libabsl-dev, libavcodec-dev, libavformat-dev, libavutil-dev, libhdf5-dev, \
 libmatio-dev, libpng-dev, libswresample-dev, libswscale-dev, libyaml-cpp-dev, zlib1g-dev")
 set(CPACK_DEBIAN_DEV_PACKAGE_RECOMMENDS "cmake, g++, pkg-config")
 set(CPACK_DEBIAN_PROGRAMS_PACKAGE_NAME trainkit)

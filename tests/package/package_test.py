@@ -149,7 +149,7 @@ class ConsumerTest(unittest.TestCase):
                    f"-DCMAKE_CXX_COMPILER={COMPILER}", *arguments, environment=variables)
 
     # packages that core does not need, treated as not installed
-    ABSENT = [f"-DCMAKE_DISABLE_FIND_PACKAGE_{name}=ON" for name in ("FFmpeg", "Matio", "PNG", "LibCsv", "ZLIB", "yaml-cpp")]
+    ABSENT = [f"-DCMAKE_DISABLE_FIND_PACKAGE_{name}=ON" for name in ("FFmpeg", "Matio", "PNG", "ZLIB", "yaml-cpp")]
 
     def test_core_needs_none_of_the_packages_of_other_modules(self):
         show = """

@@ -5,7 +5,7 @@
 #include "report/report_parts.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/io/csv.h"
+#include "trainkit/io/table.h"
 
 namespace trainkit::detail {
 namespace {

@@ -8,7 +8,7 @@
 #include "emotion_recognition/clip_dataset.h"
 #include "onnx_runtime.h"
 #include "trainkit/data/prefetcher.h"
-#include "trainkit/io/csv.h"
+#include "trainkit/io/table.h"
 
 using namespace trainkit;
 using namespace trainkit::test;
@@ -60,7 +60,7 @@ TEST_CASE("An exported model gives predict's probabilities from frames and sampl
   inputs.emplace_back("audio", batch["audio"].clone());
   inputs.emplace_back("has_audio", batch["has_audio"].clone());
   const OnnxRun run = run_onnx(place.dir / "model.onnx", inputs);
-  const CsvFile table = CsvFile::open(place.dir / "table.csv").value();
+  const Table table = Table::open(place.dir / "table.csv").value();
   double largest = 0;
   for (int64_t i = 0; i < table.rows(); ++i) {
     for (int64_t k = 0; k < 7; ++k) {

@@ -11,7 +11,7 @@
 #include "emotion_recognition/clip_windows.h"
 #include "emotion_recognition/predict.h"
 #include "trainkit/data/prefetcher.h"
-#include "trainkit/io/csv.h"
+#include "trainkit/io/table.h"
 
 using namespace trainkit;
 using namespace trainkit::test;
@@ -67,8 +67,8 @@ TEST_CASE("predict on the test clips gives the trainer's own predictions, and li
   CHECK(predict("three.csv", "3") == one);
   CHECK(folder_contents(place.dir / "run") == before);
 
-  const CsvFile trained = CsvFile::open(place.dir / "run" + "/results/predictions.csv").value();
-  const CsvFile table = CsvFile::open(place.dir / "one.csv").value();
+  const Table trained = Table::open(place.dir / "run" + "/results/predictions.csv").value();
+  const Table table = Table::open(place.dir / "one.csv").value();
   REQUIRE(table.rows() == trained.rows() + 2);
   int64_t compared = 0;
   for (int64_t i = 0; i < trained.rows(); ++i) {
@@ -159,7 +159,7 @@ TEST_CASE("predict with --window gives a row for each window", "[apps][emotion]"
       place.dir, {"predict", place.dir / "run", clip, "--window", "0.5", "--out", place.dir / "windows.csv"});
   INFO(ended.errors);
   REQUIRE(ended.code == 0);
-  const CsvFile table = CsvFile::open(place.dir / "windows.csv").value();
+  const Table table = Table::open(place.dir / "windows.csv").value();
   CHECK(table.rows() == std::llround(emotion::clip_seconds(clip).value() / 0.5));
   CHECK(table.at(1, 1) == "0.500");
   CHECK(table.at(1, 2) == "1.000");

@@ -5,7 +5,7 @@
 
 #include "apps/rec/rec_place.h"
 #include "onnx_runtime.h"
-#include "trainkit/io/csv.h"
+#include "trainkit/io/table.h"
 
 using namespace trainkit;
 using namespace trainkit::test;
@@ -33,7 +33,7 @@ TEST_CASE("The exported towers give recommend's scores", "[apps][rec][onnx]") {
   const auto items = static_cast<int64_t>(item_ids.size());
   const OnnxRun item = run_onnx(place.dir / "item.onnx", {{"item", at::arange(items)}});
   CHECK(largest_difference(at::matmul(user["vector"], item["vector"].t()), user["scores"]) <= 1e-5);
-  const CsvFile table = CsvFile::open(place.dir / "all.csv").value();
+  const Table table = Table::open(place.dir / "all.csv").value();
   REQUIRE(table.rows() == 180);
   for (int64_t row = 0; row < table.rows(); ++row) {
     const auto number = [&](const nlohmann::json& ids, int64_t column) {

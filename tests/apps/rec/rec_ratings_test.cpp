@@ -120,8 +120,9 @@ TEST_CASE("Every bad line is reported with its file, its number and the problem"
   const std::vector<Case> cases = {
       // Ratings
       {k1m, "ratings.dat", "", "", "ratings.dat", "empty file"},
-      {k1m, "ratings.dat", "1::10::5", "userId,movieId\n1::10::5", "ratings.dat:1", "1 fields"},
-      {k1m, "ratings.dat", "1::20::3::978302109", "1,20,3,978302109", "ratings.dat:2", "1 fields"},
+      {k1m, "ratings.dat", "1::10::5", "userId,movieId\n1::10::5", "ratings.dat:1",
+       "1 field (got 'userId,movieId', expected 4: user, item, rating, timestamp)"},
+      {k1m, "ratings.dat", "1::20::3::978302109", "1,20,3,978302109", "ratings.dat:2", "1 field"},
       {k1m, "ratings.dat", "1::20::3::", "1::20::3\n", "ratings.dat:2", "3 fields"},
       {k1m, "ratings.dat", "::978302109", "::978302109::0", "ratings.dat:2", "5 fields"},
       {k1m, "ratings.dat", "1::20::3", "1::20::good", "ratings.dat:2", "rating: not a number (got 'good'"},
@@ -144,10 +145,14 @@ TEST_CASE("Every bad line is reported with its file, its number and the problem"
       {k1m, "ratings.dat", "978302109", "-5", "ratings.dat:2", "timestamp: not a time"},
       {k1m, "ratings.dat", "978302109", "978302109000", "ratings.dat:2", "seconds and milliseconds are mixed"},
       {k1m, "ratings.dat", "2::30::1::978300000\n", "2::30::1::9783", "ratings.dat:4", "the file may be truncated"},
-      {k1m, "ratings.dat", "1::20", std::string("1::\0", 4) + "20", "ratings.dat:2", "control character"},
-      {k1m, "ratings.dat", "1::20", "1::\r20", "ratings.dat:2", "control character"},
+      {k1m, "ratings.dat", "1::20", std::string("1::\0", 4) + "20", "ratings.dat:2", "a NUL byte"},
+      {k1m, "ratings.dat", "1::20",
+       "1::\x01"
+       "20",
+       "ratings.dat:2", "control character"},
+      {k1m, "ratings.dat", "1::20", "1::\r20", "ratings.dat:2", "a carriage return"},
       {k1m, "ratings.dat", "1::20", long_line, "ratings.dat:2", "line too long"},
-      {k1m, "ratings.dat", "", "\x1f\x8b\b", "ratings.dat", "compressed"},
+      {k1m, "ratings.dat", "", "\x1f\x8b\b", "ratings.dat@3", "damaged gzip data"},
       {k1m, "ratings.dat", "", "\xff\xfe\x31", "ratings.dat", "UTF-16"},
       {k1m, "ratings.dat", "", "1::10::5::1\n1::20::5::1\n", "ratings.dat", "all ratings are of one user"},
       {k1m, "ratings.dat", "", "1::10::5::1\n2::10::5::1\n", "ratings.dat", "all ratings are of one item"},
@@ -176,7 +181,9 @@ TEST_CASE("Every bad line is reported with its file, its number and the problem"
       {k100k, "u.user", "|writer|", "||", "u.user:2", "occupation: empty"},
       // RecBole
       {kRecbole, "a.inter", "user_id:token", "user:token", "a.inter:1", "user_id: no such column"},
-      {kRecbole, "a.inter", "item_id:token", "user_id:token", "a.inter:1", "user_id: duplicate column"},
+      {kRecbole, "a.inter", "item_id:token", "user_id:token", "a.inter:1",
+       "duplicate column name (got 'user_id:token'"},
+      {kRecbole, "a.inter", "item_id:token", "user_id:float", "a.inter:1", "user_id: duplicate column"},
       {kRecbole, "a.inter", "rating:float", "rating", "a.inter:1", "not a header column"},
       {kRecbole, "a.inter", "user_id:token\titem_id:token", "user_id:token item_id:token", "a.inter:1",
        "user_id token"},
@@ -226,7 +233,7 @@ TEST_CASE("Folders without ratings, folders with several, and special files are 
   write(dir, files_recbole());
   std::ofstream(dir / "b.inter") << files_recbole().at("a.inter");
   CHECK_THAT(line_of(dir.path().string()),
-             Catch::Contains("several .inter files") && Catch::Contains("a.inter, b.inter"));
+             Catch::Contains("several files .inter") && Catch::Contains("a.inter, b.inter"));
   CHECK(read_ratings(dir / "a.inter").ok());
   CHECK_THAT(line_of(dir.path().string(), "ml-1m"), Catch::Contains("users.dat") && Catch::Contains("no such file"));
   write(dir, files_1m());

@@ -9,8 +9,8 @@
 #include "gpt2_recommender/catalog.h"
 #include "gpt2_recommender/ranking.h"
 #include "gpt2_recommender/recommend.h"
-#include "trainkit/io/csv.h"
 #include "trainkit/io/safetensors.h"
+#include "trainkit/io/table.h"
 
 using namespace trainkit;
 using namespace trainkit::test;
@@ -59,7 +59,7 @@ TEST_CASE("recommend lists the items and scores of the ranking code, without the
 
   const UserItems seen(trained.interactions, trained.split, {Part::kTrain, Part::kValidation, Part::kTest});
   const at::Tensor lists = top_items(trained.users, trained.items, seen, 7);
-  const CsvFile table = CsvFile::open(file).value();
+  const Table table = Table::open(file).value();
   REQUIRE(table.rows() == 7 * trained.interactions.num_users());
   for (int64_t row = 0; row < table.rows(); ++row) {
     const int64_t user = row / 7, item = lists[user][row % 7].item<int64_t>();
@@ -137,7 +137,7 @@ TEST_CASE("recommend works with GPT-2 and its texts, without the data set", "[ap
   const Ended ended = run_rec(place, {"recommend", place.dir / "run", "--all_users", place.dir / "all.csv"});
   INFO(ended.errors);
   CHECK(ended.code == 0);
-  CHECK(CsvFile::open(place.dir / "all.csv")->rows() == 60 * 20);
+  CHECK(Table::open(place.dir / "all.csv")->rows() == 60 * 20);
 }
 
 TEST_CASE("recommend and similar refuse bad input with one line and write nothing", "[apps][rec]") {

@@ -17,7 +17,7 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/io/csv.h"
+#include "trainkit/io/table.h"
 #include "trainkit/logging/sinks.h"
 #include "trainkit/report/summary.h"
 

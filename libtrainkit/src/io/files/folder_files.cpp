@@ -22,8 +22,10 @@ std::string reason_against(const fs::directory_entry& entry, const std::set<std:
   if (is_link && !fs::exists(status)) return "a link without a target";
   if (fs::is_directory(status)) return is_link ? "a link to a folder" : "a folder";
   if (!fs::is_regular_file(status)) return is_link ? "a link to no regular file" : "no regular file";
-  const std::string kind = absl::AsciiStrToLower(entry.path().extension().string());
-  return extensions.empty() || extensions.contains(kind) ? "" : "another extension";
+  const std::string name = absl::AsciiStrToLower(entry.path().filename().string());
+  const bool has_one = std::any_of(extensions.begin(), extensions.end(),
+                                   [&](const std::string& extension) { return name.ends_with(extension); });
+  return extensions.empty() || has_one ? "" : "another extension";
 }
 
 }  // namespace
