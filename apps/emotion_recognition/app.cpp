@@ -17,14 +17,14 @@ AppInfo EmotionApp::info() const {
           "spectrograms).",
       .examples = {"trainkit-emotion --data_dir MELD.Raw --visual_weights resnet18.pth",
                    "trainkit-emotion --data_dir MELD.Raw --preset multi_gpu_3x4090",
-                   "trainkit-emotion --data_dir MELD.Raw --use_multi_gpu --gpu_ids 0 1 2 --batch_size 16 "
-                   "--num_workers 12 --auto_scale_lr",
+                   ("trainkit-emotion --data_dir MELD.Raw --use_multi_gpu --gpu_ids 0 1 2 --batch_size 16 "
+                    "--num_workers 12 --auto_scale_lr"),
                    "trainkit-emotion --make_demo_data demo && trainkit-emotion --data_dir demo --epochs 5",
                    "trainkit-emotion predict runs/emotion clips --out probabilities.csv",
-                   "trainkit-emotion --dataset csv --train_csv train.csv --val_csv val.csv --clip_dir clips "
-                   "--label_column mood --path_column file",
-                   "trainkit-emotion --dataset csv --train_csv clips.csv --clip_dir clips --path_column file "
-                   "--folds 5 --group speaker --preset audio_only"},
+                   ("trainkit-emotion --dataset csv --train_csv train.csv --val_csv val.csv --clip_dir clips "
+                    "--label_column mood --path_column file"),
+                   ("trainkit-emotion --dataset csv --train_csv clips.csv --clip_dir clips --path_column file "
+                    "--folds 5 --group speaker --preset audio_only")},
       .help_flags = {"dataset", "train_csv", "cache_dir", "model_size", "modality", "fusion_type", "visual_weights"},
       .files = {kLabelsFile}};
 }

@@ -22,7 +22,7 @@ struct ClipDatasetOptions {
   /// Samples per second.
   int64_t sample_rate = 16'000;
   /// Samples per row. A longer clip is cropped to its middle; a shorter one is padded with silence.
-  int64_t samples = 5 * 16'000;
+  int64_t samples = int64_t{5} * 16'000;
   MediaOptions media = {};
 };
 

@@ -110,6 +110,7 @@ void add_unreadable(ResultPage& page, const ClipList& list, const TestResult& re
   }
   if (causes.empty()) return;
   std::vector<std::vector<Json>> rows;
+  rows.reserve(causes.size());
   for (const auto& [name, cause] : causes) rows.push_back({escape_text(name), escape_text(cause, 400)});
   page.add_table("Could not be read", {"clip", "reason"}, rows);
 }

@@ -12,7 +12,7 @@ LoRAConfig lora_config(const RecOptions& options) {
 }
 
 absl::Status add_adapters(torch::nn::Module& gpt2, const RecOptions& options) {
-  const absl::Status applied = apply_lora(gpt2, lora_config(options));
+  absl::Status applied = apply_lora(gpt2, lora_config(options));
   std::optional<Error> error = error_of(applied);
   if (!error) return applied;
   if (error->field == "targets") error->field = "--lora_targets";

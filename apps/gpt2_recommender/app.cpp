@@ -21,10 +21,10 @@ AppInfo RecommenderApp::info() const {
                    "trainkit-gpt2rec --data_dir ml-100k --gpt2 tiny-gpt2 --use_cache",
                    "trainkit-gpt2rec --data_dir ml-1m --min_rating 3 --parallel 4",
                    "trainkit-gpt2rec --data_dir ml-1m --split leave_one_out --sampled_negatives 100",
-                   "trainkit-gpt2rec --data_dir events.csv --user_column customer --item_column sku --rating_column "
-                   "none --repeated_events count",
-                   "trainkit-gpt2rec --data_dir train.tsv --test_data test.tsv --test_negatives test.negative --metric "
-                   "hit@10",
+                   ("trainkit-gpt2rec --data_dir events.csv --user_column customer --item_column sku --rating_column "
+                    "none --repeated_events count"),
+                   ("trainkit-gpt2rec --data_dir train.tsv --test_data test.tsv --test_negatives test.negative "
+                    "--metric hit@10"),
                    "trainkit-gpt2rec --make_demo_data demo && trainkit-gpt2rec --data_dir demo/ml-1m",
                    "trainkit-gpt2rec --data_dir ml-100k --resume latest",
                    "trainkit-gpt2rec recommend runs/gpt2rec --user 196 --top_n 20"},

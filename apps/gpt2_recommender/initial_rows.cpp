@@ -14,6 +14,7 @@ using trainkit::detail::RowNames;
 
 std::vector<std::string> id_list(const std::vector<Entity>& entities) {
   std::vector<std::string> ids;
+  ids.reserve(entities.size());
   for (const Entity& entity : entities) ids.push_back(entity.id);
   return ids;
 }

@@ -132,7 +132,7 @@ std::optional<ParsedTime> parse_date(std::string_view text) {
     if (!is_time || !parse_zone(trimmed(text), has_zone, offset)) return std::nullopt;
   }
   const int64_t days = std::chrono::sys_days(date).time_since_epoch().count();
-  parsed.time.whole = days * 86'400 + hour * 3'600 + minute * 60 + second - offset;
+  parsed.time.whole = days * 86'400 + int64_t{hour} * 3'600 + int64_t{minute} * 60 + second - offset;
   if (has_zone) parsed.form = TimeForm::kZonedDate;
   return parsed;
 }

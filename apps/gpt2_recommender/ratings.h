@@ -18,7 +18,7 @@ enum class Part : uint8_t { kTrain, kValidation, kTest };
 struct EventTime {
   EventTime() = default;
   EventTime(int64_t units, int64_t decimals = 0) : whole(units), fraction(decimals) {}
-  auto operator<=>(const EventTime&) const = default;
+  auto operator<=>(const EventTime&) const = default;  // NOLINT(modernize-use-nullptr)
 
   /// Units of the file (seconds, milliseconds, ...) since 1970, rounded down; seconds for a date.
   int64_t whole = 0;

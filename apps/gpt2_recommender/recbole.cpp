@@ -62,6 +62,7 @@ absl::StatusOr<size_t> need_column(const TableReader& file, const std::vector<Co
                                    const std::string& name) {
   if (const auto at = find_column(columns, name)) return *at;
   std::vector<std::string> names;
+  names.reserve(columns.size());
   for (const Column& column : columns) names.push_back(column.name);
   const std::string nearest = nearest_name(name, names);
   return bad(file, name, "no such column", fmt::format("{}", fmt::join(names, ", ")), name + ":token",

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 
 #include "core/device/gpu_kernel_support.h"
 #include "gpt2_recommender/adapters.h"
@@ -21,11 +20,8 @@ namespace {
 
 /// Returns the split of a run. A resumed run reads its split.tsv.
 absl::StatusOr<Split> split_of(const RunOptions& run, const RecOptions& options, const Interactions& interactions) {
-  if (!run.resume.empty()) {
-    TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resumed_checkpoint(run));
-    const std::string saved = checkpoint.run_folder() + "/" + kSplitFile;
-    if (std::filesystem::exists(saved)) return load_split(saved, interactions);
-  }
+  TRAINKIT_ASSIGN_OR_RETURN(const auto saved, earlier_file(run, kSplitFile));
+  if (saved) return load_split(*saved, interactions);
   return make_split(interactions, split_options(options, run.seed));
 }
 

@@ -24,8 +24,8 @@ AppInfo HsiApp::info() const {
           .description = "Classifies the pixels of a hyperspectral scene.",
           .examples = {"trainkit-hsi --data_dir hsi --scene indian_pines --epoch 40",
                        "trainkit-hsi --cube scene.mat --gt scene_gt.mat --model hybridsn --parallel 4",
-                       "trainkit-hsi --cube urban.mat --gt urban.mat --background_class none --class_weights "
-                       "--class_names ground anomaly",
+                       ("trainkit-hsi --cube urban.mat --gt urban.mat --background_class none --class_weights "
+                        "--class_names ground anomaly"),
                        "trainkit-hsi --data_dir hsi --scene salinas_a --split disjoint --repeats 5",
                        "trainkit-hsi --make_demo_data demo && trainkit-hsi --cube demo/demo.mat --gt demo/demo_gt.mat",
                        "trainkit-hsi predict runs/hsi --cube scene.mat --out prediction",

@@ -384,9 +384,10 @@ absl::StatusOr<int> run_benchmark_command(const std::string& command, const std:
 std::vector<AppCommand> benchmark_commands() {
   std::vector<AppCommand> commands;
   for (const auto& [name, summary] : kCommands) {
-    commands.push_back({name, summary, [name, summary](const std::vector<std::string>& words) {
-                          return run_benchmark_command(name, summary, words);
-                        }});
+    const auto run = [name = name, summary = summary](const std::vector<std::string>& words) {
+      return run_benchmark_command(name, summary, words);
+    };
+    commands.push_back({name, summary, run});
   }
   return commands;
 }

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 
 #include "app/program/initial_weights.h"
 #include "trainkit/app/app.h"
@@ -51,10 +50,9 @@ absl::StatusOr<std::optional<Preprocessing>> earlier_preprocessing(const RunOpti
                                                                    const Scene& scene) {
   if (!options.plan_data.empty()) return std::nullopt;
   if (!run.resume.empty()) {
-    TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resumed_checkpoint(run));
-    const std::string path = checkpoint.run_folder() + "/" + kTrainedSceneFile;
-    if (!std::filesystem::exists(path)) return std::nullopt;
-    TRAINKIT_ASSIGN_OR_RETURN(const TrainedScene trained, load_trained_scene(path));
+    TRAINKIT_ASSIGN_OR_RETURN(const auto path, earlier_file(run, kTrainedSceneFile));
+    if (!path) return std::nullopt;
+    TRAINKIT_ASSIGN_OR_RETURN(const TrainedScene trained, load_trained_scene(*path));
     // Another scene, or another model, is reported later.
     const bool fits = trained.bands() == scene.bands() && components_of(trained) == options.used_pca();
     return fits ? std::optional(trained.preprocessing) : std::nullopt;

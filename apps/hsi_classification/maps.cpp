@@ -123,7 +123,7 @@ at::Tensor draw_map(const at::Tensor& map, const std::vector<LegendEntry>& legen
   }
   const int64_t margin = lines > 0 ? 2 * kMargin + kSwatch + 4 + static_cast<int64_t>(longest) * kLetterWidth : 0;
   const int64_t rows = lines > 0 ? std::max(height, 2 * kMargin + lines * kLineHeight) : height;
-  const at::Tensor picture = at::full({rows, width + margin, 3}, 255, at::kByte);
+  at::Tensor picture = at::full({rows, width + margin, 3}, 255, at::kByte);
   const at::Tensor values = map.contiguous();
   const auto value = values.accessor<int64_t, 2>();
   for (int64_t i = 0; i < height; ++i) {

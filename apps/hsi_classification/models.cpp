@@ -115,7 +115,7 @@ HybridSn::HybridSn(const HsiModelOptions& options) : dropout_(options.dropout) {
   conv1_ = register_module("conv1", conv3d(1, 8, {3, 3, 7}));
   conv2_ = register_module("conv2", conv3d(8, 16, {3, 3, 5}));
   conv3_ = register_module("conv3", conv3d(16, 32, {3, 3, 3}));
-  const int64_t bands_left = options.bands - 6 - 4 - 2, side_left = options.patch_size - 4 * 2;
+  const int64_t bands_left = options.bands - 6 - 4 - 2, side_left = options.patch_size - int64_t{4} * 2;
   conv4_ = register_module("conv4", torch::nn::Conv2d(Conv2dOptions(32 * bands_left, 64, 3)));
   fc1_ = register_module("fc1", torch::nn::Linear(64 * side_left * side_left, 256));
   fc2_ = register_module("fc2", torch::nn::Linear(256, 128));

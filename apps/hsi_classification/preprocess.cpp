@@ -127,7 +127,7 @@ std::pair<Preprocessing, at::Tensor> fit_preprocessing(const at::Tensor& cube, i
 }
 
 at::Tensor prepare_spectra(const at::Tensor& spectra, const Preprocessing& preprocessing) {
-  const at::Tensor prepared = standardised(spectra, preprocessing.bands);
+  at::Tensor prepared = standardised(spectra, preprocessing.bands);
   if (!preprocessing.pca) return prepared;
   return standardised(projected(prepared, *preprocessing.pca), preprocessing.components);
 }

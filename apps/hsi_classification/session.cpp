@@ -6,7 +6,6 @@
 #include <fmt/ranges.h>
 
 #include <cstdio>
-#include <filesystem>
 
 #include "app/results/classification.h"
 #include "hsi_classification/initial_scene.h"
@@ -97,11 +96,8 @@ absl::StatusOr<Session> Session::open(const ConfigParser& parser, const RunOptio
 }
 
 absl::StatusOr<Split> Session::split(const RunOptions& run) const {
-  if (!run.resume.empty()) {
-    TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resumed_checkpoint(run));
-    const std::string saved = checkpoint.run_folder() + "/" + kSplitFile;
-    if (std::filesystem::exists(saved)) return load_split(saved, scene_.height(), scene_.width());
-  }
+  TRAINKIT_ASSIGN_OR_RETURN(const auto saved, earlier_file(run, kSplitFile));
+  if (saved) return load_split(*saved, scene_.height(), scene_.width());
   return make_split(scene_, split_options(options_, run.seed));
 }
 

@@ -94,6 +94,7 @@ absl::Status run_ranks(at::DeviceType type, int ranks,
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<absl::Status> states(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
+  threads.reserve(static_cast<size_t>(ranks));
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
       try {

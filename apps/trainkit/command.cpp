@@ -24,8 +24,8 @@ std::string help(const std::vector<Command>& commands) {
       .examples = {"trainkit doctor", "trainkit doctor --app transformer -- --input book.txt",
                    "trainkit launch --nproc_per_node 4 -- trainkit-transformer --input book.txt",
                    "trainkit plan --app transformer --preset large_gpu --gpu_memory 24GiB --devices 3",
-                   "trainkit scale --step_seconds 0.21 --gradient_mb 100 --devices 8 --nodes 4 --inside nvlink4 "
-                   "--between eth100",
+                   ("trainkit scale --step_seconds 0.21 --gradient_mb 100 --devices 8 --nodes 4 --inside nvlink4 "
+                    "--between eth100"),
                    "trainkit verify-resume -- trainkit-transformer --input book.txt --max_steps 200 --save_every 20",
                    "trainkit report runs/a runs/b --out comparison.html", "trainkit watch runs/transformer",
                    "trainkit inspect pytorch_model.bin", "trainkit export runs/transformer model.pt"},

@@ -52,7 +52,7 @@ void write_all(int descriptor, const std::string& text) {
 
 /// "[rank 3] ", with a colour per rank on a terminal.
 std::string prefix(int64_t rank, int descriptor) {
-  const std::string text = fmt::format("[rank {}] ", rank);
+  std::string text = fmt::format("[rank {}] ", rank);
   const char* term = std::getenv("TERM");
   if (!isatty(descriptor) || std::getenv("NO_COLOR") || !term || std::string_view(term) == "dumb") return text;
   constexpr std::array kColors = {36, 33, 35, 32, 34, 31};

@@ -28,6 +28,7 @@ absl::Status at_limit(const std::string& id, const std::string& problem, int err
 
 std::vector<char*> pointers(std::vector<std::string>& texts) {
   std::vector<char*> all;
+  all.reserve(texts.size() + 1);
   for (std::string& text : texts) all.push_back(text.data());
   all.push_back(nullptr);
   return all;

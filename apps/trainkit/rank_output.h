@@ -21,7 +21,7 @@ class RankOutput {
   /// Shortest time between two redrawn lines that pass.
   static constexpr double kRedrawSeconds = 1.0;
   /// Longest line in bytes.
-  static constexpr size_t kMaxLine = 64 * 1024;
+  static constexpr size_t kMaxLine = size_t{64} << 10;
 
   RankOutput(std::string prefix, Sink sink) : prefix_(std::move(prefix)), sink_(std::move(sink)) {}
 

@@ -130,7 +130,7 @@ absl::StatusOr<Link> read_link(const ConfigParser& parser, const std::string& fl
     TRAINKIT_ASSIGN_OR_RETURN(const std::vector<AllReduceSample> samples, measure_gloo(2));
     return fit_link(2, samples.front().bytes, samples.front().seconds, samples.back().bytes, samples.back().seconds);
   }
-  const absl::StatusOr<Link> link = parse_link(value);
+  absl::StatusOr<Link> link = parse_link(value);
   if (link.ok()) return link;
   const Error error = error_of(link.status()).value();
   return parser.invalid(flag, error.problem, error.expected, error.hint);

@@ -68,6 +68,7 @@ void check(const Link& link) {
 
 std::vector<std::string_view> link_names() {
   std::vector<std::string_view> names;
+  names.reserve(std::size(kLinks));
   for (const auto& [name, link] : kLinks) names.push_back(name);
   return names;
 }

@@ -153,7 +153,7 @@ std::vector<int64_t> TransformerApp::mixed_rows(const RunContext& context, const
 
 std::string TransformerApp::describe_scores(const RunContext& context, const TrainerResult& result,
                                             const Metrics&) const {
-  const std::string mixture =
+  std::string mixture =
       session_->mixture() ? session_->mixture()->describe_shares(mixed_rows(context, result)) + "\n" : "";
   if (result.evaluation.empty()) return mixture;
   return mixture +

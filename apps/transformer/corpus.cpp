@@ -162,10 +162,11 @@ absl::StatusOr<std::vector<Text>> open_texts(const CorpusOptions& options, const
   if (is_char && saved && !document_end_token(*saved)) how.document_end = '\n';
   const std::string& folder = options.prepared_dir.empty() ? options.cache_dir : options.prepared_dir;
   std::vector<Text> texts;
-  const auto open = [&](const std::string& input, const std::string& name) {
+  const auto open = [&](const std::string& input, const std::string& name) -> absl::Status {
     auto text = open_text(input, how, folder + "/" + name + ".txt");
-    if (text.ok()) texts.push_back(*std::move(text));
-    return text.status();
+    if (!text.ok()) return text.status();
+    texts.push_back(*std::move(text));
+    return absl::OkStatus();
   };
   if (options.inputs.empty()) TRAINKIT_RETURN_IF_ERROR(open("", "corpus"));
   for (size_t i = 0; i < options.inputs.size(); ++i) {

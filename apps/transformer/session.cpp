@@ -24,9 +24,6 @@
 namespace trainkit::transformer {
 namespace {
 
-/// Returns the path of the tokenizer next to a checkpoint's folder.
-std::string tokenizer_path(const CheckpointPath& checkpoint) { return checkpoint.run_folder() + "/" + kTokenizerFile; }
-
 GenerateOptions generate_options(const TransformerOptions& options, uint64_t seed) {
   return {
       .max_tokens = options.sample_tokens, .temperature = options.temperature, .top_k = options.top_k, .seed = seed};
@@ -144,9 +141,8 @@ absl::StatusOr<Session> Session::open(const RunOptions& run, const TransformerOp
                                                  : run.data_dir.empty() ? run.output_dir
                                                                         : run.data_dir);
   if (!run.resume.empty()) {
-    TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resumed_checkpoint(run));
-    const std::string saved = tokenizer_path(checkpoint);
-    if (std::filesystem::exists(saved)) corpus.saved_tokenizer = saved;
+    TRAINKIT_ASSIGN_OR_RETURN(const auto saved, earlier_file(run, kTokenizerFile));
+    corpus.saved_tokenizer = saved.value_or("");
     corpus.prepared_dir = *temporary;
     corpus.check_digest = [&run](const std::string& digest) { return check_data(run, digest); };
   }
@@ -333,7 +329,7 @@ absl::StatusOr<int> sample_from_run(const RunOptions& run, const TransformerOpti
   TRAINKIT_ASSIGN_OR_RETURN(const StateDict state, load_checkpoint_state(checkpoint));
   TRAINKIT_ASSIGN_OR_RETURN(const TransformerConfig config, config_from(sub_state(state, "config")));
   TRAINKIT_RETURN_IF_ERROR(validate(config));
-  TRAINKIT_ASSIGN_OR_RETURN(const auto tokenizer, load_tokenizer(tokenizer_path(checkpoint)));
+  TRAINKIT_ASSIGN_OR_RETURN(const auto tokenizer, load_tokenizer(checkpoint.run_folder() + "/" + kTokenizerFile));
   const bool names_run = run.resume.empty() || run.resume == "latest";
   TRAINKIT_ASSIGN_OR_RETURN(const Predictor predictor,
                             Predictor::open(names_run ? run.output_dir : run.resume,

@@ -5,7 +5,8 @@
 
 Each check is a function that yields problems, one line each: "file:line: problem". The quick ones are a test of every
 build (lint.checks); those that need --build (a built tree) run in `./dev lint`. `classes --print` shows the ten
-largest classes, `cycles --print` the cycles between folders, `surface --print` the number of public names. Exit status: 0 without problems, else 1.
+largest classes, `cycles --print` the cycles between folders, `surface --print` the number of public names,
+`private_includes --print` the internal headers that programs include. Exit status: 0 without problems, else 1.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import classes
 import errors
 import figures
 import folders
+import private_includes
 import surface
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include\s+"trainkit/(\w+)/([\w/]+\.h)"', re.M)
@@ -105,6 +107,11 @@ def check_surface(tree):
     """Every public class and function is needed by a program, an example, a page or another public name, except those
     in tests/lint/surface.txt."""
     yield from surface.check(tree)
+
+
+def check_private_includes(tree):
+    """No program or example includes an internal header, except those in tests/lint/private_includes.txt."""
+    yield from private_includes.check(tree)
 
 
 MAX_FUNCTION_LINES = 60
@@ -378,11 +385,12 @@ def check_symbols(tree, build):
                 yield f"{library.name}: calls {symbol}"
 
 
-QUICK = [check_layers, check_cycles, check_internals, check_classes, check_umbrella, check_surface, check_function_lines,
+QUICK = [check_layers, check_cycles, check_internals, check_classes, check_umbrella, check_surface, check_private_includes, check_function_lines,
          check_headers_listed, check_file_functions, check_paths, check_conflicts, check_links, check_readme,
          check_promises, check_errors, check_figures, check_fields, check_pictures, check_plain_english]
 WITH_BUILD = [check_symbols]
-TABLES = {"classes": classes.largest, "cycles": folders.print_cycles, "surface": surface.count}
+TABLES = {"classes": classes.largest, "cycles": folders.print_cycles, "surface": surface.count,
+          "private_includes": private_includes.count}
 
 
 def main():

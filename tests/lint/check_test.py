@@ -30,6 +30,7 @@ CLEAN = {
     "tests/lint/headers.txt": "",
     "tests/lint/cycles.txt": "# none\n",
     "tests/lint/classes.txt": "# none\n",
+    "tests/lint/private_includes.txt": "# none\n",
     "tests/lint/surface.txt": "# none\n",
     "examples/readme.cpp": "int main() {}\n",
     "README.md": "# Name\n[page](docs/page.md#a-heading)\n```cpp\nint main() {}\n```\n",
@@ -265,6 +266,14 @@ T first(const std::vector<T>& list) { return list[0]; }
         for gone in ({**header, **listed, "docs/use.md": "old"}, listed):
             self.assertEqual(self.problems(check.check_surface, gone),
                              ["tests/lint/surface.txt:2: old is used now, or no longer public: remove the line"])
+
+    def test_a_program_that_includes_an_internal_header(self):
+        planted = {"libtrainkit/src/data/copy.h": "#pragma once\n", "apps/a/main.cpp": '#include "data/copy.h"\n#include "a/own.h"\n'}
+        self.finds(check.check_private_includes, planted, "apps/a/main.cpp: includes data/copy.h")
+        listed = {"tests/lint/private_includes.txt": "# left\napps/a/main.cpp: data/copy.h  # until it is public\n"}
+        self.assertEqual(self.problems(check.check_private_includes, {**planted, **listed}), [])
+        self.assertEqual(self.problems(check.check_private_includes, listed),
+                         ["tests/lint/private_includes.txt:2: apps/a/main.cpp includes data/copy.h no longer: remove the line"])
 
     def test_a_function_that_is_too_long(self):
         body = "  run();\n"

@@ -141,6 +141,7 @@ void GradScaler::unscale_(const std::vector<ScaledOptimizer*>& optimizers) {
   if (!enabled() || optimizers.empty()) return;
   const at::NoGradGuard no_grad;
   std::vector<Unscaling> unscalings;
+  unscalings.reserve(optimizers.size());
   for (ScaledOptimizer* optimizer : optimizers) unscalings.push_back(prepare_unscaling(*optimizer));
   std::vector<at::Tensor> found_inf;
   for (const Unscaling& one : unscalings) {

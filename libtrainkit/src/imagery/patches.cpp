@@ -114,7 +114,7 @@ uint8_t draw_orientation(const RowKey& key) {
 at::Tensor gather_patches(const at::Tensor& image, const at::Tensor& pixels, int64_t patch_size,
                           const at::Tensor& orientations, PatchStores stores) {
   (void)source_of(image, patch_size);  // checks the image before allocating
-  const at::Tensor out = at::empty({pixels.numel(), patch_size, patch_size, image.size(2)}, image.options());
+  at::Tensor out = at::empty({pixels.numel(), patch_size, patch_size, image.size(2)}, image.options());
   gather_patches_out(out, image, pixels, patch_size, orientations, stores);
   return out;
 }

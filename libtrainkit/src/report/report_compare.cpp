@@ -47,6 +47,7 @@ void add_row(std::vector<ComparedRow>& rows, const std::string& name, std::vecto
 template <class Value>
 void add_each(std::vector<ComparedRow>& rows, const std::string& name, const std::vector<RunData>& runs, Value value) {
   std::vector<std::string> values;
+  values.reserve(runs.size());
   for (const RunData& run : runs) values.push_back(value(run));
   add_row(rows, name, std::move(values));
 }

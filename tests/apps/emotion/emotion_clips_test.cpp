@@ -52,6 +52,17 @@ TEST_CASE("A split has the rows of its csv file in order, and clips without a fi
   CHECK(missing_classes(list).find("neutral, surprise, fear, sadness, disgust") != std::string::npos);
 }
 
+TEST_CASE("A table of clips may be JSON lines", "[apps][emotion]") {
+  const TempDir dir;
+  write(dir / "clips/a.mp4", "x");
+  write(dir / "train.jsonl", "{\"file\": \"a.mp4\", \"mood\": \"joy\"}\n{\"file\": \"b.mp4\", \"mood\": \"calm\"}\n");
+  const ClipList list = read_clips({dir / "train.jsonl", dir / "clips"}, {.label = "mood", .path = "file"}, {}).value();
+  REQUIRE(list.size() == 2);
+  CHECK(list.labels == std::vector<std::string>{"calm", "joy"});
+  CHECK(list.clips[0].path == dir / "clips/a.mp4");
+  CHECK((list.missing == 1 && list.clips[1].is_absent && list.clips[1].line == 2));
+}
+
 TEST_CASE("Absent clips up to a share are listed, more are an error", "[apps][emotion]") {
   const TempDir dir;
   const ClipList list = read(dir, "1,a,joy,0,0\n2,c,anger,0,1\n").value();

@@ -5,6 +5,7 @@
 #include <absl/status/statusor.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -35,6 +36,11 @@ Metrics mean_and_deviation(const std::vector<Metrics>& runs);
 
 /// Returns the checkpoint that --resume names. Errors: those of resolve_checkpoint, with the flag.
 absl::StatusOr<CheckpointPath> resumed_checkpoint(const RunOptions& run);
+
+/// Returns the path of a file that the run to continue has stored (App::save), "split.json" for example; nullopt
+/// without
+/// --resume, and if that run has no such file. Errors: those of resumed_checkpoint.
+absl::StatusOr<std::optional<std::string>> earlier_file(const RunOptions& run, const std::string& name);
 
 /// Checks that the run to continue was trained on data with this digest (TrainingTask::data_digest). OK without
 /// --resume, and if one of the digests is unknown. run_app() calls it after App::open. A trainer whose open() writes

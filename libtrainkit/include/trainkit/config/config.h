@@ -176,6 +176,7 @@ class ConfigParser {
   template <class T>
   void add(std::string name, T* variable, std::vector<std::pair<std::string, T>> names, OptionSpec spec = {}) {
     std::vector<std::string> words;
+    words.reserve(names.size());
     for (const auto& [word, value] : names) words.push_back(word);
     spec.choices = words;
     const auto get = [variable, names] {

@@ -213,7 +213,7 @@ class AppRun {
   absl::Status evaluate(int64_t step, Metrics& metrics) {
     TRAINKIT_RETURN_IF_ERROR(app_.on_evaluation(context_, step, metrics, *devices_));
     if (!best_) return absl::OkStatus();
-    const absl::Status kept = best_->offer(step, metrics.at(settings_.monitor), *devices_->module());
+    absl::Status kept = best_->offer(step, metrics.at(settings_.monitor), *devices_->module());
     if (!kept.ok() && run_.on_save_error == OnSaveError::kFail) return kept;
     if (!kept.ok())
       folder_->logger().print("warning: " + error_line(kept) + "; continuing with the earlier best weights");

@@ -20,6 +20,7 @@ at::Tensor class_weights(const std::vector<int64_t>& counts) {
       static_cast<double>(std::count_if(counts.begin(), counts.end(), [](int64_t n) { return n > 0; }));
   const auto total = static_cast<double>(std::accumulate(counts.begin(), counts.end(), int64_t{0}));
   std::vector<float> weights;
+  weights.reserve(counts.size());
   for (const int64_t count : counts) {
     weights.push_back(count > 0 ? static_cast<float>(total / (present * static_cast<double>(count))) : 0.0F);
   }

@@ -40,6 +40,14 @@ absl::StatusOr<CheckpointPath> resumed_checkpoint(const RunOptions& run) {
   return to_status(*error, found.status().code());
 }
 
+absl::StatusOr<std::optional<std::string>> earlier_file(const RunOptions& run, const std::string& name) {
+  if (run.resume.empty()) return std::nullopt;
+  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resumed_checkpoint(run));
+  std::string path = checkpoint.run_folder() + "/" + name;
+  if (!std::filesystem::exists(path)) return std::nullopt;
+  return path;
+}
+
 absl::Status check_data(const RunOptions& run, const std::string& digest) {
   if (run.resume.empty() || digest.empty()) return absl::OkStatus();
   TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resumed_checkpoint(run));

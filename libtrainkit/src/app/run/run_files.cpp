@@ -218,7 +218,7 @@ std::string RunFiles::doubt(const fs::path& file) const {
 }
 
 std::string id_of_run(const RunOptions& run, bool resumes) {
-  const std::string known = resumes ? read_run_id(run.output_dir) : "";
+  std::string known = resumes ? read_run_id(run.output_dir) : "";
   if (!known.empty()) return known;
   const bool is_earlier = resumes && Fs::posix().exists(run.output_dir + "/" + kRunFile);
   return is_earlier && run.tensorboard_dir.empty() ? "" : make_run_id();

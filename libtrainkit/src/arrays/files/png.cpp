@@ -14,7 +14,7 @@ namespace trainkit {
 
 absl::StatusOr<at::Tensor> read_png(const std::string& path) {
   constexpr int64_t kMostPixels = int64_t{1} << 28, kChannels = 4;
-  constexpr int64_t kMostCompressed = 8 * 1032;  // pixels in a byte: one bit each, and deflate's largest factor
+  constexpr int64_t kMostCompressed = int64_t{8} * 1032;  // pixels in a byte: one bit each, and deflate's largest factor
   TRAINKIT_ASSIGN_OR_RETURN(const auto file, MappedFile::open(path));
   png_image png = {};
   png.version = PNG_IMAGE_VERSION;

@@ -88,6 +88,7 @@ absl::Status check_names(const std::string& path, const std::vector<MatVariable>
 
 std::string list_names(const std::vector<MatVariable>& variables) {
   std::vector<std::string> names;
+  names.reserve(variables.size());
   for (const MatVariable& variable : variables) names.push_back(fmt::format("'{}'", variable.name.substr(0, 40)));
   constexpr size_t kMost = 8;
   const size_t more = names.size() > kMost ? names.size() - kMost : 0;

@@ -13,6 +13,7 @@
 #include <cstring>
 
 /// Defined in fuzzers, which would take the end of the copy for their own end.
+// NOLINTNEXTLINE(bugprone-reserved-identifier)
 extern "C" void __sanitizer_set_death_callback(void (*callback)()) __attribute__((weak));
 
 namespace trainkit::detail {

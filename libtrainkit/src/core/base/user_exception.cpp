@@ -11,7 +11,7 @@
 namespace trainkit::detail {
 
 absl::Status status_from_user_exception(const std::string& where, const std::string& who) {
-  const absl::Status status = status_from_current_exception();
+  absl::Status status = status_from_current_exception();
   if (error_of(status) || exit_code(status) != ExitCode::kBug) return status;
   const std::type_info* type = abi::__cxa_current_exception_type();
   return to_status({.exit_code = ExitCode::kUsage,

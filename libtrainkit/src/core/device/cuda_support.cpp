@@ -55,7 +55,7 @@ std::string kernel_module_version() {
   const std::string line = first_line("/proc/driver/nvidia/version");
   for (size_t i = 0; i < line.size();) {
     const size_t end = std::min(line.find(' ', i), line.size());
-    const std::string word = line.substr(i, end - i);
+    std::string word = line.substr(i, end - i);
     const bool number = word.find_first_not_of("0123456789.") == std::string::npos;
     if (number && word.find('.') != std::string::npos) return word;
     i = end + 1;

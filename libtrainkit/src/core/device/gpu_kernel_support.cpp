@@ -114,7 +114,9 @@ bool has_gpu_kernels(c10::Device device) {
   const c10::DeviceIndex index = index_of(device);
   if (runs_kernels(index)) return true;
   if (!state_of(index).is_reported.load(std::memory_order_relaxed)) {
-    if (const std::string text = missing_kernels_warning(device); !text.empty()) TORCH_WARN(text);
+    if (const std::string text = missing_kernels_warning(device); !text.empty()) {
+      TORCH_WARN(text);
+    }
   }
   return false;
 }

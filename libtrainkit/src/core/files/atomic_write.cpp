@@ -19,7 +19,7 @@ absl::Status write_file_atomically(const Directory& directory, const std::string
     detail::report_written_file(directory.path() + "/" + name, file.digest().hex());
     return directory.rename(temporary, name);
   };
-  if (const absl::Status status = write_and_rename(); !status.ok()) {
+  if (absl::Status status = write_and_rename(); !status.ok()) {
     directory.remove_tree(temporary).IgnoreError();
     return status;
   }

@@ -17,9 +17,9 @@ TensorDataset::TensorDataset(std::vector<std::pair<std::string, at::Tensor>> ten
     if (tensors_.empty()) size_ = tensor.size(0);
     TORCH_CHECK_VALUE(tensor.size(0) == size_, "TensorDataset: ", name, " must have ", size_, " rows, got ",
                       tensor.size(0));
-    TORCH_CHECK_VALUE(
-        std::none_of(fields_.begin(), fields_.end(), [&](const auto& field) { return field.name == name; }),
-        "TensorDataset: duplicate tensor name ", name);
+    const auto is_same = [&name = name](const FieldSpec& field) { return field.name == name; };
+    TORCH_CHECK_VALUE(std::none_of(fields_.begin(), fields_.end(), is_same), "TensorDataset: duplicate tensor name ",
+                      name);
     fields_.push_back({name, tensor.scalar_type(), tensor.sizes().slice(1).vec()});
     tensors_.push_back(tensor.detach().resolve_conj().resolve_neg().contiguous());
     columns_.push_back({static_cast<const std::byte*>(tensors_.back().const_data_ptr()), fields_.back().row_bytes()});

@@ -89,7 +89,7 @@ Batch Batch::to(at::Device device, bool non_blocking) const {
 
 Batch Batch::with_tensors(std::vector<at::Tensor> tensors) const {
   const auto& indices = content_->row_indices;
-  const Batch batch(content_->fields, std::move(tensors), indices, content_->padding_rows);
+  Batch batch(content_->fields, std::move(tensors), indices, content_->padding_rows);
   if (content_->shards.empty()) return batch;
   auto content = std::make_shared<Content>(*batch.content_);
   content->shards = content_->shards;

@@ -22,6 +22,7 @@ std::string digest_of_rows(const Dataset& dataset) try {
   std::vector<std::vector<std::byte>> memory;
   std::vector<BatchView::Field> fields;
   for (const FieldSpec& field : dataset.fields()) memory.emplace_back(field.row_bytes());
+  fields.reserve(memory.size());
   for (std::vector<std::byte>& bytes : memory) {
     fields.push_back({.data = bytes.data(), .row_bytes = static_cast<int64_t>(bytes.size())});
   }

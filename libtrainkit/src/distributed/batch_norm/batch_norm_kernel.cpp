@@ -51,7 +51,7 @@ TRAINKIT_INLINE void zero_unless_positive(float y, float& x) { x = y <= 0 ? 0 : 
 /// `first` on.
 template <typename Number, int64_t V, typename Term>
 TRAINKIT_INLINE void sum_block(Rows rows, int64_t first, float* sums, Term term) {
-  constexpr int64_t kEach = sizeof(Number) / sizeof(float);
+  constexpr int64_t kEach = sizeof(Number) / sizeof(float);  // NOLINT(bugprone-sizeof-expression): 1 for a float
   Number s1[V] = {}, s2[V] = {};
   for (int64_t row = rows.begin; row < rows.end; ++row) {
 #pragma GCC unroll 4

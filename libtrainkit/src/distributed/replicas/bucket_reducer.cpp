@@ -19,6 +19,7 @@ void make_dense(at::Tensor& gradient, at::IntArrayRef strides) {
 
 std::vector<at::Device> devices_of_replicas(const std::vector<std::vector<at::Tensor>>& parameters) {
   std::vector<at::Device> devices;
+  devices.reserve(parameters.size());
   for (const auto& replica : parameters) devices.push_back(replica.front().device());
   return devices;
 }

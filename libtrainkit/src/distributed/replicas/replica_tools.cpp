@@ -71,6 +71,7 @@ bool bind_replica(torch::nn::Module& module, ReplicaGroup& group, int64_t replic
 
 std::vector<at::Tensor> tensors_of(const std::vector<std::pair<std::string, at::Tensor>>& named) {
   std::vector<at::Tensor> tensors;
+  tensors.reserve(named.size());
   for (const auto& [name, tensor] : named) tensors.push_back(tensor);
   return tensors;
 }

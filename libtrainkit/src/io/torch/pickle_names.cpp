@@ -88,7 +88,7 @@ class Namer {
     if (name_.size() > kMaxPickledNameBytes) return refuse("has too long a name");
     if (depth == kMaxNestedNames)
       return refuse("is nested too deeply", "", fmt::format("at most {} levels", kMaxNestedNames));
-    const absl::Status status = visit(value, depth + 1);
+    absl::Status status = visit(value, depth + 1);
     if (status.ok()) name_.resize(length);
     container_bytes_.pop_back();
     return status;

@@ -246,6 +246,7 @@ absl::Status write_archive(WritableFile& file, const std::string& pickled, const
     if (storages[i] == first.size()) first.push_back(i);
   }
   std::vector<at::Tensor> written;
+  written.reserve(first.size());
   for (const size_t i : first) written.push_back(tensors[i].second);
   detail::HostTensors on_host(std::move(written));
   for (size_t next = 0; next < first.size(); ++next) {

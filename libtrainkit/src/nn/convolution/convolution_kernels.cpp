@@ -16,6 +16,7 @@ std::vector<int64_t> line_offsets(const ImageShape& shape, int64_t columns, int6
 
 std::vector<TileProduct::Piece> pieces_at(const std::vector<int64_t>& offsets, int64_t length) {
   std::vector<TileProduct::Piece> pieces;
+  pieces.reserve(offsets.size());
   for (const int64_t offset : offsets) pieces.push_back({offset, static_cast<int64_t>(pieces.size()) * length});
   return pieces;
 }

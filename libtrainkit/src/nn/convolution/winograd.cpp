@@ -95,6 +95,7 @@ TRAINKIT_INLINE void scatter(const typename Vector<W>::Type (&in)[N][N], int64_t
 template <int M>
 struct Winograd {
   static constexpr int T = M + 2;
+  static constexpr int64_t kPlaces = int64_t{T} * T;
   using Matrices = WinogradMatrices<M>;
 
   template <int W>
@@ -163,7 +164,7 @@ struct Winograd {
 
   /// G w G^T for each element of w (3, 3, size), a multiple of 8: (T^2, size).
   static Buffer transform_weights(const float* w, int64_t size) {
-    Buffer places = buffer(T * T * size);
+    Buffer places = buffer(kPlaces * size);
     parallel_for(0, size / 8, kGrain, [&](int64_t begin, int64_t end) TRAINKIT_AVX2 {
       for (int64_t at = begin * 8; at < end * 8; at += 8) {
         Vector<8>::Type in[3][3], out[T][T];
@@ -210,7 +211,7 @@ struct Winograd {
     int64_t out_offset(int64_t square) const { return square / per_image * out[0] * out[1] * out_depth; }
     /// Images whose transformed matrices have about `floats` numbers, so that the groups are about equal.
     int64_t group_size(int64_t floats) const {
-      const int64_t per = per_image * T * T * (in_depth + out_depth), most = std::max<int64_t>(1, floats / per);
+      const int64_t per = per_image * kPlaces * (in_depth + out_depth), most = std::max<int64_t>(1, floats / per);
       const int64_t groups = (s.images + most - 1) / most;
       return (s.images + groups - 1) / groups;
     }
@@ -233,19 +234,19 @@ struct Winograd {
   static void convolution(const ImageShape& s, const float* x, const float* w, const float* bias, bool relu, float* y) {
     const Squares all(s);
     const Buffer weights = transform_weights(w, all.terms * s.kernels);
-    std::vector<std::vector<float>> panels(static_cast<size_t>(T * T));
-    parallel_for(0, T * T, 1, [&](int64_t begin, int64_t end) {
+    std::vector<std::vector<float>> panels(static_cast<size_t>(kPlaces));
+    parallel_for(0, kPlaces, 1, [&](int64_t begin, int64_t end) {
       for (int64_t f = begin; f < end; ++f) {
         panels[static_cast<size_t>(f)] = packed_panels(weights.get() + f * all.terms * s.kernels, all.terms, s.kernels);
       }
     });
     all.for_each_group([&](int64_t first, int64_t squares) {
-      const Buffer in = buffer(T * T * squares * all.in_depth), out = buffer(T * T * squares * all.out_depth);
+      const Buffer in = buffer(kPlaces * squares * all.in_depth), out = buffer(kPlaces * squares * all.out_depth);
       for (int64_t q = 0; q < squares; ++q) {
         transform_input(all.in(first + q), x + all.in_offset(first + q), in.get() + q * all.in_depth,
                         squares * all.in_depth);
       }
-      for (int64_t f = 0; f < T * T; ++f) {
+      for (int64_t f = 0; f < kPlaces; ++f) {
         multiply(all, squares, in.get() + f * squares * all.in_depth, panels[static_cast<size_t>(f)],
                  out.get() + f * squares * all.out_depth);
       }
@@ -282,8 +283,8 @@ struct Winograd {
     const Squares all(s);
     const std::vector<float> transposed = transposed_kernels(w, s.kernel_positions(), s.channels, s.kernels);
     const Buffer weights = transform_weights(transposed.data(), all.terms * s.kernels);
-    std::vector<std::optional<ReversedKernels>> kernels(static_cast<size_t>(T * T));
-    parallel_for(0, T * T, 1, [&](int64_t begin, int64_t end) {
+    std::vector<std::optional<ReversedKernels>> kernels(static_cast<size_t>(kPlaces));
+    parallel_for(0, kPlaces, 1, [&](int64_t begin, int64_t end) {
       for (int64_t f = begin; f < end; ++f) {
         kernels[static_cast<size_t>(f)].emplace(s, 1, weights.get() + f * all.terms * s.kernels);
       }
@@ -291,13 +292,13 @@ struct Winograd {
     const int64_t before = ReversedKernels::zeros_before(s) * s.kernels;
     const int64_t padded = before + all.out_depth + ReversedKernels::zeros_after(s) * s.kernels;
     all.for_each_group([&](int64_t first, int64_t squares) {
-      const Buffer in = buffer(T * T * squares * all.in_depth);
-      std::vector<float> out(static_cast<size_t>(T * T * squares * padded));
+      const Buffer in = buffer(kPlaces * squares * all.in_depth);
+      std::vector<float> out(static_cast<size_t>(kPlaces * squares * padded));
       for (int64_t q = 0; q < squares; ++q) {
         transform_output_gradient(all.outputs(first + q), dy + all.out_offset(first + q),
                                   out.data() + q * padded + before, squares * padded);
       }
-      for (int64_t f = 0; f < T * T; ++f) {
+      for (int64_t f = 0; f < kPlaces; ++f) {
         kernels[static_cast<size_t>(f)]->gradient_of_lines(squares, out.data() + f * squares * padded, padded, {0},
                                                            in.get() + f * squares * all.in_depth);
       }
@@ -341,8 +342,8 @@ struct Winograd {
   static void weight_gradient(const ImageShape& s, const float* x, const float* dy, float* dw) {
     const Squares all(s);
     const int64_t group = all.group_size(kSumFloats) * all.per_image, size = all.terms * s.kernels;
-    const Buffer in = buffer(T * T * group * all.in_depth), out = buffer(T * T * group * all.out_depth);
-    const Buffer sums = buffer(T * T * size);
+    const Buffer in = buffer(kPlaces * group * all.in_depth), out = buffer(kPlaces * group * all.out_depth);
+    const Buffer sums = buffer(kPlaces * size);
     for (int64_t first = 0; first < s.images * all.per_image; first += group) {
       const int64_t squares = std::min(group, s.images * all.per_image - first);
       parallel_for(0, squares, 1, [&](int64_t begin, int64_t end) {
@@ -353,7 +354,7 @@ struct Winograd {
                                     out.get() + q * all.out_depth, squares * all.out_depth);
         }
       });
-      parallel_for(0, T * T, 1, [&](int64_t begin, int64_t end) {
+      parallel_for(0, kPlaces, 1, [&](int64_t begin, int64_t end) {
         for (int64_t f = begin; f < end; ++f) {
           sum_products(all, squares, in.get() + f * squares * all.in_depth, out.get() + f * squares * all.out_depth,
                        first > 0, sums.get() + f * size);

@@ -11,8 +11,8 @@ constexpr int64_t kMostWeights = int64_t{5} << 19;  // transformed: 10 MB; more 
 double cost(const ImageShape& s, int64_t side) {
   constexpr double kTransform = 12;  // multiply-adds of a product in the time of a transformed number, measured
   const auto [rows, columns, depth] = s.out();
-  const auto places =
-      static_cast<double>(((rows + side - 1) / side) * ((columns + side - 1) / side) * (side + 2) * (side + 2));
+  const int64_t squares = ((rows + side - 1) / side) * ((columns + side - 1) / side);
+  const auto places = static_cast<double>(squares * (side + 2) * (side + 2));
   const auto products = static_cast<double>(depth * s.kernel[2] * s.channels * s.kernels);
   const auto transforms = static_cast<double>(s.size[2] * s.channels + depth * s.kernels);
   return places * (products + kTransform * transforms);

@@ -40,7 +40,7 @@ TRAINKIT_INLINE void multiply_block(const TileProduct& product, const float* a, 
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
       const float* from = product.accumulates ? c + r * product.c_stride : bias;
-      sums[r][v] = from ? *reinterpret_cast<const Vector*>(from + v * W) : Vector{};
+      sums[r][v] = from ? *reinterpret_cast<const Vector*>(from + int64_t{v} * W) : Vector{};
     }
   }
   for (int64_t p = 0; p < product.num_pieces; ++p) {
@@ -49,7 +49,7 @@ TRAINKIT_INLINE void multiply_block(const TileProduct& product, const float* a, 
     for (int64_t k = 0; k < product.length; ++k) {
       Vector terms[V];
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) terms[v] = *reinterpret_cast<const Vector*>(columns + v * W);
+      for (int v = 0; v < V; ++v) terms[v] = *reinterpret_cast<const Vector*>(columns + int64_t{v} * W);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
         const float factor = row[r * product.row_stride];
@@ -65,7 +65,7 @@ TRAINKIT_INLINE void multiply_block(const TileProduct& product, const float* a, 
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
       if (product.has_relu) sums[r][v] = sums[r][v] < 0 ? Vector{} : sums[r][v];  // keeps NaN
-      *reinterpret_cast<Vector*>(c + r * product.c_stride + v * W) = sums[r][v];
+      *reinterpret_cast<Vector*>(c + r * product.c_stride + int64_t{v} * W) = sums[r][v];
     }
   }
 }

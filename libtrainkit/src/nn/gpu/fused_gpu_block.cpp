@@ -52,6 +52,7 @@ void refuse_second_derivative() {
 /// Records which arguments require a gradient: backward sees only saved tensors.
 void keep_wanted(AutogradContext* context, const std::vector<OptionalTensor>& arguments) {
   std::vector<bool> wanted;
+  wanted.reserve(arguments.size());
   for (const OptionalTensor& argument : arguments) wanted.push_back(argument && argument->requires_grad());
   context->saved_data["wanted"] = wanted;
 }
@@ -78,7 +79,7 @@ struct ProductGradients {
   at::Tensor weight_gradient(const at::Tensor& input, const at::Tensor& gradient) const {
     const auto [a, b] = BlockMatrix::weight_factors(input, gradient, is_transposed);
     if (type == a.scalar_type()) return at::mm(a, b);
-    const at::Tensor out = at::empty({a.size(0), b.size(1)}, a.options().dtype(type));
+    at::Tensor out = at::empty({a.size(0), b.size(1)}, a.options().dtype(type));
     float_product_out(out, a, b, /*adds=*/false);
     return out;
   }

@@ -60,7 +60,7 @@ void run_row_losses(const at::Tensor& logits, const at::Tensor& target, int64_t 
 at::Tensor aligned_weight(const at::Tensor& weight, at::ScalarType type) {
   const int64_t classes = weight.size(0);
   if (classes % kAligned == 0) return weight.to(type);
-  const at::Tensor aligned =
+  at::Tensor aligned =
       at::empty({ceil_div(classes, kColumns) * kColumns, weight.size(1)}, weight.options().dtype(type));
   aligned.narrow(0, 0, classes).copy_(weight);
   aligned.narrow(0, classes, aligned.size(0) - classes).zero_();

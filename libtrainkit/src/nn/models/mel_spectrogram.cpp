@@ -17,7 +17,8 @@ MelSpectrogramOptions completed(MelSpectrogramOptions options) {
                     "win_length must be in 2..n_fft, got ", options.win_length);
   if (options.hop_length == 0) options.hop_length = options.win_length / 2;
   TORCH_CHECK_VALUE(options.hop_length >= 1, "hop_length must be at least 1, got ", options.hop_length);
-  if (options.f_max == 0) options.f_max = static_cast<double>(options.sample_rate / 2);
+  const int64_t nyquist = options.sample_rate / 2;  // rounded down, as torchaudio does
+  if (options.f_max == 0) options.f_max = static_cast<double>(nyquist);
   TORCH_CHECK_VALUE(options.f_min >= 0 && options.f_min < options.f_max, "f_min must be in [0, f_max), got ",
                     options.f_min);
   TORCH_CHECK_VALUE(options.n_mels >= 1, "n_mels must be at least 1, got ", options.n_mels);
@@ -30,8 +31,8 @@ double mel_of(double hertz) { return 2595.0 * std::log10(1.0 + hertz / 700.0); }
 /// Returns the filters' weights, (n_fft / 2 + 1, n_mels). Computed in float32 as torchaudio does: the rounding of the
 /// slopes is visible in the logarithm of quiet sounds.
 at::Tensor filter_bank(const MelSpectrogramOptions& options) {
-  const at::Tensor frequencies =
-      at::linspace(0, static_cast<double>(options.sample_rate / 2), options.n_fft / 2 + 1, at::kFloat);
+  const int64_t nyquist = options.sample_rate / 2;
+  const at::Tensor frequencies = at::linspace(0, static_cast<double>(nyquist), options.n_fft / 2 + 1, at::kFloat);
   const at::Tensor mels = at::linspace(mel_of(options.f_min), mel_of(options.f_max), options.n_mels + 2, at::kFloat);
   const at::Tensor corners = (at::pow(10.0, mels / 2595.0) - 1.0) * 700.0;
   const at::Tensor apart = corners.slice(0, 1) - corners.slice(0, 0, -1);

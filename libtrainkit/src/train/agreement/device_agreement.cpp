@@ -32,7 +32,7 @@ absl::Status loss_or(GraphRanks& ranks, const absl::Status& problem) {
   constexpr std::chrono::seconds kPatience{5};
   const Clock::time_point started = Clock::now();
   while (Clock::now() - started < kPatience) {
-    const absl::Status lost = ranks.check("a step on the devices", started);
+    absl::Status lost = ranks.check("a step on the devices", started);
     if (!lost.ok()) return lost;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

@@ -165,7 +165,7 @@ absl::Status BestModel::offer(int64_t step, double value, const torch::nn::Modul
   const auto saved = resolve_checkpoint("latest", output_dir_);
   const bool keeps_earlier = step_ >= 0 && saved.ok() && step_ <= saved->step;
   if (keeps_earlier) TRAINKIT_RETURN_IF_ERROR(rename_file(output_dir_, kFile, kBefore));
-  const absl::Status written = save_safetensors(Fs::posix(), path_, named_tensors(model), metadata_of(step, value));
+  absl::Status written = save_safetensors(Fs::posix(), path_, named_tensors(model), metadata_of(step, value));
   if (!written.ok()) {  // the earlier best weights stay
     if (keeps_earlier) rename_file(output_dir_, kBefore, kFile).IgnoreError();
     return written;

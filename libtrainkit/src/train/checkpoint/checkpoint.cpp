@@ -144,7 +144,7 @@ absl::Status CheckpointStore::Impl::put_in_place(const std::string& temporary, i
                         .where = folder.path() + "/" + name,
                         .problem = "is a link or a file, expected a checkpoint folder"});
     }
-    const absl::Status exchanged = folder.exchange(temporary, name);
+    absl::Status exchanged = folder.exchange(temporary, name);
     swapped = exchanged.ok();
     if (swapped) return folder.sync();
     if (!absl::IsInvalidArgument(exchanged) && !absl::IsUnimplemented(exchanged)) return exchanged;

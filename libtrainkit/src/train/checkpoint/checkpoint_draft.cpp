@@ -61,7 +61,7 @@ absl::Status CheckpointDraft::create_files(const NamedTensors& model, const Name
     TRAINKIT_RETURN_IF_ERROR(create_tensor_file(folder, kModelFile, model_plan));
     return create_tensor_file(folder, kOptimizerFile, optimizer_plan);
   };
-  const absl::Status created = create();
+  absl::Status created = create();
   if (created.ok()) return created;
   is_removed_ = true;
   return store_.finish(name_, step_, needed_, created);  // removes the folder

@@ -161,7 +161,9 @@ std::string algorithm_of(const SavedOptimizer& saved) {
 /// Checks the settings without which the saved means would be those of another gradient.
 absl::Status check_settings(const SavedOptimizer& saved, const StateDict& own) {
   const bool own_decouples = std::get<std::string>(own.find("type")->second) == "adamw";
-  for (const auto& [number, settings] : saved.groups) {
+  for (const auto& group : saved.groups) {
+    const auto& number = group.first;
+    const auto& settings = group.second;
     const auto refuse = [&](const std::string& key, const std::string& problem, const std::string& got,
                             const std::string& expected, const std::string& hint = "") {
       return refuse_state(saved.path, fmt::format("{}param_groups.{}.{}", saved.container, number, key), problem, got,

@@ -19,7 +19,7 @@ class CopiesWriter final : public StoreWriter {
   void prepare(CheckpointContents& contents) override { add_state_of_copies(copies_, contents); }
   bool has_work(bool /*ready*/) const override { return true; }
   absl::Status write(int64_t step, CheckpointContents contents, const absl::Status& ready) override {
-    const absl::Status joined = join_state_of_copies(copies_, contents);
+    absl::Status joined = join_state_of_copies(copies_, contents);
     if (ready.ok() && !joined.ok()) return joined;
     return StoreWriter::write(step, std::move(contents), ready);
   }

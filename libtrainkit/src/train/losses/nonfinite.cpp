@@ -209,7 +209,7 @@ std::string first_nonfinite(const torch::nn::Module& module, const Batch& batch,
 std::string nonfinite_gradient(const torch::nn::Module& module) try {
   const c10::AutoGradMode no_grad(false);
   Parameters parameters = module.named_parameters().pairs();
-  if (const std::string weight = first_parameter(parameters, is_bad_weight); !weight.empty()) return weight;
+  if (std::string weight = first_parameter(parameters, is_bad_weight); !weight.empty()) return weight;
   std::reverse(parameters.begin(), parameters.end());  // backward reaches the last ones first
   const std::string gradient = first_parameter(parameters, has_bad_gradient);
   return gradient.empty() ? "" : "the loss is finite, but the gradient of " + gradient;

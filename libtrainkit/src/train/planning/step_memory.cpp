@@ -122,6 +122,7 @@ TrainStepOptions step_options(const StepRecipe& recipe, int64_t micro_batches) {
 void put_gradients_in_buckets(const std::vector<at::Tensor>& parameters, int64_t first_bytes, int64_t bucket_bytes,
                               bool kept) {
   std::vector<at::Tensor> old;
+  old.reserve(parameters.size());
   for (const at::Tensor& parameter : parameters) old.push_back(std::exchange(parameter.mutable_grad(), at::Tensor()));
   if (!kept) old.clear();
   std::vector<at::Tensor> some;

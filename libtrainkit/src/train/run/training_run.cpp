@@ -387,18 +387,19 @@ absl::Status TrainingRun::evaluate(bool save_due) {
   TRAINKIT_RETURN_IF_ERROR(saves_.finish());  // on_evaluation may look up the last checkpoint, as BestModel does
   const TrainingLog::Clock::time_point start = log_.pause();
   absl::StatusOr<Metrics> metrics = validation_.evaluate(run_.progress.step);
-  if (metrics.ok()) {
+  const absl::Status evaluated = metrics.status();
+  if (evaluated.ok()) {
     TRAINKIT_RETURN_IF_ERROR(log_.print_gpu_memory());
     note_evaluation(*metrics);
     log_.log_evaluation(*metrics, std::chrono::duration<double>(TrainingLog::Clock::now() - start).count());
     result_.evaluation = *std::move(metrics);
   }
   log_.resume(start);
-  if (metrics.ok() || !save_due) return metrics.status();
+  if (evaluated.ok() || !save_due) return evaluated;
   absl::Status saved = save();
   if (saved.ok()) saved = saves_.finish();
   if (!saved.ok()) log_.print("warning: " + error_line(saved));
-  return metrics.status();
+  return evaluated;
 }
 
 absl::Status TrainingRun::evaluate_again() {

@@ -45,7 +45,7 @@ void TrainingSaves::wait_for_copy() {
 absl::Status TrainingSaves::finish() {
   if (!saves_.under_way()) return absl::OkStatus();
   const TrainingLog::Clock::time_point start = log_.pause();
-  const absl::Status saved = saves_.finish();
+  absl::Status saved = saves_.finish();
   log_.resume(start, /*for_save=*/true);
   if (saved.ok()) {
     last_step_ = saves_.step();

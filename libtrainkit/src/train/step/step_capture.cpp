@@ -221,6 +221,7 @@ void StepCapture::take_inputs(StepGraph& graph) {
     std::vector<at::Tensor> inputs;
     const auto copy = [&](const std::vector<at::Tensor>& tensors) {
       std::vector<at::Tensor> copies;
+      copies.reserve(tensors.size());
       for (const at::Tensor& tensor : tensors) copies.push_back(at::empty_like(tensor).copy_(tensor));
       inputs.insert(inputs.end(), copies.begin(), copies.end());
       return copies;
