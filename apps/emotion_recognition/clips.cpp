@@ -9,6 +9,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
@@ -25,12 +26,9 @@ bool is_folder(const fs::path& path) {
 }
 
 absl::Status not_found(const std::string& data_dir, const std::string& what, const std::vector<std::string>& places) {
-  return to_status({.exit_code = ExitCode::kData,
-                    .id = "data.missing",
-                    .where = data_dir,
-                    .problem = "no " + what,
-                    .expected = fmt::format("one of {}", fmt::join(places, ", ")),
-                    .hint = "to write a small data set with this layout: --make_demo_data DIR"});
+  return data_error("data.missing", {.file = data_dir}, "no " + what, "",
+                    fmt::format("one of {}", fmt::join(places, ", ")),
+                    "to write a small data set with this layout: --make_demo_data DIR");
 }
 
 /// Indices of the columns; -1 if unused.
@@ -196,11 +194,9 @@ absl::StatusOr<ClipList> read_clips(const SplitFiles& files, const ClipColumns& 
     list.clips.push_back({std::move(path), label, file.line(row), !there, std::move(group)});
   }
   if (list.missing == list.size()) {
-    return to_status({.exit_code = ExitCode::kData,
-                      .id = "data.missing",
-                      .where = files.folder,
-                      .problem = "none of the clips listed in " + files.csv + " exists here",
-                      .expected = fs::path(list.clips.front().path).filename().string() + " and others"});
+    return data_error("data.missing", {.file = files.folder},
+                      "none of the clips listed in " + files.csv + " exists here", "",
+                      fs::path(list.clips.front().path).filename().string() + " and others");
   }
   return list;
 }
@@ -209,14 +205,12 @@ absl::Status check_absent(const ClipList& list, double most) {
   if (static_cast<double>(list.missing) <= most * static_cast<double>(list.size())) return absl::OkStatus();
   const auto first = std::find_if(list.clips.begin(), list.clips.end(), [](const Clip& c) { return c.is_absent; });
   const double share = static_cast<double>(list.missing) / static_cast<double>(list.size());
-  return to_status({.exit_code = ExitCode::kData,
-                    .id = "data.missing",
-                    .where = list.csv,
-                    .problem = fmt::format("{} of {} clips have no file, the first is {} (line {})", list.missing,
-                                           list.size(), first->path, first->line),
-                    .got = fmt::format("{:.1f}%", 100 * share),
-                    .expected = fmt::format("at most {:g}% (--max_missing_share {:g})", 100 * most, most),
-                    .hint = "complete the folder of the clips, or raise --max_missing_share"});
+  return data_error("data.missing", {.file = list.csv},
+                    fmt::format("{} of {} clips have no file, the first is {} (line {})", list.missing, list.size(),
+                                first->path, first->line),
+                    fmt::format("{:.1f}%", 100 * share),
+                    fmt::format("at most {:g}% (--max_missing_share {:g})", 100 * most, most),
+                    "complete the folder of the clips, or raise --max_missing_share");
 }
 
 absl::Status check_disjoint(const ClipList& a, const ClipList& b) {
@@ -230,12 +224,9 @@ absl::Status check_disjoint(const ClipList& a, const ClipList& b) {
   for (const Clip& clip : b.clips) {
     const auto found = lines.find(real(clip));
     if (found == lines.end()) continue;
-    return to_status({.exit_code = ExitCode::kData,
-                      .id = "data.split",
-                      .where = fmt::format("{}:{}", b.csv, clip.line),
-                      .problem = fmt::format("the clip is also in {}:{}", a.csv, found->second),
-                      .got = clip.path,
-                      .expected = "splits that share no clip"});
+    return data_error("data.split", {.file = b.csv, .line = clip.line},
+                      fmt::format("the clip is also in {}:{}", a.csv, found->second), clip.path,
+                      "splits that share no clip");
   }
   return absl::OkStatus();
 }

@@ -4,6 +4,7 @@
 #include <map>
 #include <string>
 
+#include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/sampler.h"
@@ -21,14 +22,9 @@ absl::StatusOr<std::vector<int64_t>> assign_folds(const ClipList& list, int64_t 
   }
   const auto total = static_cast<int64_t>(groups.size());
   if (total < count) {
-    return to_status({.exit_code = ExitCode::kData,
-                      .id = "data.folds",
-                      .where = list.csv,
-                      .field = "folds",
-                      .problem = "more folds than groups of clips",
-                      .got = std::to_string(count),
-                      .expected = "at most " + std::to_string(total),
-                      .hint = "use fewer --folds, or another --group"});
+    return data_error("data.folds", {.file = list.csv, .field = "folds"}, "more folds than groups of clips",
+                      std::to_string(count), "at most " + std::to_string(total),
+                      "use fewer --folds, or another --group");
   }
   std::vector<int64_t> order(groups.size());
   RandomSampler(total, {.seed = seed}).fill(0, 0, order);

@@ -13,6 +13,7 @@
 #include "emotion_recognition/session.h"
 #include "io/files/folder_files.h"
 #include "trainkit/app/placement.h"
+#include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
@@ -157,11 +158,8 @@ absl::StatusOr<int> predict_clips(TrainedRun& run, const EmotionOptions& options
   run.predictor.loader.on_error = OnError::kSkip;
   TRAINKIT_RETURN_IF_ERROR(classify(run, options, labels, clips, windows, rows));
   if (std::all_of(rows.begin(), rows.end(), [](const PredictedRow& row) { return !row.error.empty(); })) {
-    return to_status(
-        {.exit_code = ExitCode::kData,
-         .id = "data.media",
-         .where = paths.front(),
-         .problem = paths.size() == 1 ? rows.front().error : "none of the clips can be read: " + rows.front().error});
+    return data_error("data.media", {.file = paths.front()},
+                      paths.size() == 1 ? rows.front().error : "none of the clips can be read: " + rows.front().error);
   }
   if (!asked.out.empty()) TRAINKIT_RETURN_IF_ERROR(write_probabilities(asked.out, list, rows, windows));
   const auto checkpoint = resolve_checkpoint("latest", run.weights.run);
@@ -216,12 +214,9 @@ absl::StatusOr<std::vector<std::string>> find_clips(const std::vector<std::strin
     const std::string note = left_out_note(found.left_out);
     if (!note.empty()) notes.push_back(word + ": " + note);
     if (error || found.names.empty()) {
-      return to_status({.exit_code = ExitCode::kData,
-                        .id = "data.empty",
-                        .where = word,
-                        .problem = error ? "cannot be read: " + error.message() : "no clips in this folder",
-                        .got = note,
-                        .expected = "files such as .mp4, .mkv, .wav or .flac"});
+      return data_error("data.empty", {.file = word},
+                        error ? "cannot be read: " + error.message() : "no clips in this folder", note,
+                        "files such as .mp4, .mkv, .wav or .flac");
     }
     for (const std::string& name : found.names) clips.push_back((fs::path(word) / name).string());
   }

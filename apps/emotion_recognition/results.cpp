@@ -16,6 +16,7 @@
 #include "app/results/classification.h"
 #include "app/results/result_page.h"
 #include "trainkit/app/app.h"
+#include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/format.h"
 #include "trainkit/core/fs.h"
@@ -159,10 +160,8 @@ absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& 
   }
   result.scores = classification_scores(result.counts);
   if (result.scores.rows == 0 && !result.bad_samples.empty()) {
-    return to_status({.exit_code = ExitCode::kData,
-                      .id = "data.empty",
-                      .where = session.test()->list().csv,
-                      .problem = "none of the test clips can be read: " + result.bad_samples.front().cause});
+    return data_error("data.empty", {.file = session.test()->list().csv},
+                      "none of the test clips can be read: " + result.bad_samples.front().cause);
   }
   const std::vector<int64_t> trained = session.train()->list().counts();
   const auto most = std::max_element(trained.begin(), trained.end()) - trained.begin();

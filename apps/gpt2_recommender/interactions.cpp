@@ -6,6 +6,7 @@
 #include <numeric>
 #include <unordered_map>
 
+#include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/random.h"
@@ -16,8 +17,7 @@ namespace {
 
 absl::Status bad_data(const std::string& id, const std::string& where, const std::string& problem,
                       const std::string& expected, const std::string& hint) {
-  return to_status(
-      {.exit_code = ExitCode::kData, .id = id, .where = where, .problem = problem, .expected = expected, .hint = hint});
+  return data_error(id, {.file = where}, problem, "", expected, hint);
 }
 
 /// The events of one pair of user and item.

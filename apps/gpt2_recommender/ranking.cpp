@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "core/tensors/vectorized.h"
+#include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/random.h"
@@ -235,11 +236,9 @@ absl::StatusOr<UserItems> listed_candidates(const Interactions& interactions, co
     if (wanted.empty()) continue;
     std::vector<int32_t>& items = listed[static_cast<size_t>(user)];
     if (items.empty()) {
-      return to_status({.exit_code = ExitCode::kData,
-                        .id = "data.negatives",
-                        .where = path,
-                        .problem = fmt::format("no line of user {}", interactions.users[user].id),
-                        .expected = "a line for each user with an interaction in this part"});
+      return data_error("data.negatives", {.file = path},
+                        fmt::format("no line of user {}", interactions.users[user].id), "",
+                        "a line for each user with an interaction in this part");
     }
     items.insert(items.end(), wanted.begin(), wanted.end());
     std::sort(items.begin(), items.end());

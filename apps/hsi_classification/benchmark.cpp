@@ -345,6 +345,7 @@ absl::StatusOr<int> quick_perf_test(PerfSettings settings, const BenchmarkOption
 /// Returns how the files of --json begin, see header().
 std::vector<std::string> earlier_results() {
   std::vector<std::string> begins;
+  begins.reserve(kCommands.size());
   for (const auto& [name, summary] : kCommands) begins.push_back(fmt::format("{{\n  \"command\": \"{}\",", name));
   return begins;
 }

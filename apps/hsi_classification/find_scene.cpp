@@ -13,6 +13,7 @@
 #include "io/files/folder_files.h"
 #include "trainkit/arrays/array_file.h"
 #include "trainkit/arrays/mat.h"
+#include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
@@ -103,6 +104,7 @@ absl::StatusOr<SceneFiles> find_in_folder(const SceneOptions& options, const Kno
                      "use --cube and --gt for other files");
   }
   std::vector<std::string> names;
+  names.reserve(found.size());
   for (const SceneFiles& files : found)
     names.push_back(files.known ? std::string(files.known->name) : "the demo scene");
   return bad_scene(options.data_dir, "", "more than one known scene", fmt::format("{}", fmt::join(names, ", ")), "one",
@@ -139,14 +141,7 @@ absl::StatusOr<at::Tensor> read_array(const std::string& path) {
 
 absl::Status bad_scene(const std::string& where, const std::string& field, const std::string& problem,
                        const std::string& got, const std::string& expected, const std::string& hint) {
-  return to_status({.exit_code = ExitCode::kData,
-                    .id = "data.scene",
-                    .where = where,
-                    .field = field,
-                    .problem = problem,
-                    .got = got,
-                    .expected = expected,
-                    .hint = hint});
+  return data_error("data.scene", {.file = where, .field = field}, problem, got, expected, hint);
 }
 
 absl::Status bad_option(const std::string& flag, const std::string& problem, const std::string& got,

@@ -9,6 +9,7 @@
 
 #include "trainkit/app/app.h"
 #include "trainkit/config/config.h"
+#include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
@@ -125,13 +126,8 @@ bool parse_background(const std::string& text, std::optional<int64_t>& backgroun
   return is_label;
 }
 
-absl::Status bad_names(const std::string& path, size_t line, const std::string& problem, const std::string& got) {
-  return to_status({.exit_code = ExitCode::kData,
-                    .id = "data.class_names",
-                    .where = fmt::format("{}:{}", path, line),
-                    .problem = problem,
-                    .got = got,
-                    .expected = "one name per line, each once"});
+absl::Status bad_names(const std::string& path, int64_t line, const std::string& problem, const std::string& got) {
+  return data_error("data.class_names", {.file = path, .line = line}, problem, got, "one name per line, each once");
 }
 
 }  // namespace
@@ -164,11 +160,11 @@ absl::Status resolve_class_names(HsiOptions& options) {
   if (!text.ok()) return reclassify(text.status(), ExitCode::kData, "data.class_names");
   options.class_names.clear();
   const std::vector<std::string> lines = absl::StrSplit(absl::StripTrailingAsciiWhitespace(*text), '\n');
-  for (size_t i = 0; i < lines.size(); ++i) {
-    const std::string name(absl::StripAsciiWhitespace(lines[i]));
-    if (name.empty()) return bad_names(path, i + 1, "empty name", "");
+  for (int64_t line = 1; line <= std::ssize(lines); ++line) {
+    const std::string name(absl::StripAsciiWhitespace(lines[static_cast<size_t>(line - 1)]));
+    if (name.empty()) return bad_names(path, line, "empty name", "");
     if (std::find(options.class_names.begin(), options.class_names.end(), name) != options.class_names.end()) {
-      return bad_names(path, i + 1, "duplicate name", name);
+      return bad_names(path, line, "duplicate name", name);
     }
     options.class_names.push_back(name);
   }

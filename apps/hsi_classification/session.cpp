@@ -10,6 +10,7 @@
 #include "app/results/classification.h"
 #include "hsi_classification/initial_scene.h"
 #include "hsi_classification/preprocess.h"
+#include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/format.h"
 #include "trainkit/core/fs.h"
@@ -66,13 +67,9 @@ absl::StatusOr<Session> Session::open(const ConfigParser& parser, const RunOptio
     return parser.invalid("pca", "more components than the scene has bands", fmt::format("at most {}", scene.bands()));
   }
   if (const int64_t least = model_defaults(options.model).min_bands; components == 0 && scene.bands() < least) {
-    return to_status({.exit_code = ExitCode::kData,
-                      .id = "data.scene",
-                      .where = scene.cube_path,
-                      .problem = "too few bands for " + options.model,
-                      .got = std::to_string(scene.bands()),
-                      .expected = "at least " + std::to_string(least),
-                      .hint = "--model cnn2d supports any number of bands"});
+    return data_error("data.scene", {.file = scene.cube_path}, "too few bands for " + options.model,
+                      std::to_string(scene.bands()), "at least " + std::to_string(least),
+                      "--model cnn2d supports any number of bands");
   }
   TRAINKIT_ASSIGN_OR_RETURN(const auto earlier, earlier_preprocessing(run, options, scene));
   auto [preprocessing, cube] = earlier ? std::pair(*earlier, apply_preprocessing(scene.cube, *earlier))

@@ -11,6 +11,7 @@
 #include <numeric>
 #include <vector>
 
+#include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/random.h"
 #include "trainkit/core/status.h"
@@ -188,12 +189,9 @@ absl::Status check_labelled(const Scene& scene, const Split& split, const std::s
     const at::Tensor unlabelled = labels.index_select(0, part).eq(0);
     if (!unlabelled.any().item<bool>()) continue;
     const int64_t pixel = part.masked_select(unlabelled)[0].item<int64_t>();
-    return to_status({.exit_code = ExitCode::kData,
-                      .id = "data.split",
-                      .where = path,
-                      .problem = "a pixel is not labelled",
-                      .got = fmt::format("{}: row {}, column {}", pixel, pixel / scene.width(), pixel % scene.width()),
-                      .expected = "labelled pixels of " + scene.name});
+    return data_error("data.split", {.file = path}, "a pixel is not labelled",
+                      fmt::format("{}: row {}, column {}", pixel, pixel / scene.width(), pixel % scene.width()),
+                      "labelled pixels of " + scene.name);
   }
   return absl::OkStatus();
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "hsi_classification/split.h"
+#include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
@@ -20,13 +21,7 @@ constexpr const char* kFormat = "trainkit-split";
 
 absl::Status bad_split(const std::string& path, const std::string& field, const std::string& problem,
                        const std::string& got = "", const std::string& expected = "") {
-  return to_status({.exit_code = ExitCode::kData,
-                    .id = "data.split",
-                    .where = path,
-                    .field = field,
-                    .problem = problem,
-                    .got = got,
-                    .expected = expected});
+  return data_error("data.split", {.file = path, .field = field}, problem, got, expected);
 }
 
 absl::StatusOr<at::Tensor> read_part(const std::string& path, const nlohmann::json& file, const char* name,

@@ -8,6 +8,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
@@ -27,13 +28,7 @@ absl::Status bad_file(const std::string& path, const std::string& field, const s
 
 absl::Status bad_bands(const std::string& path, const std::string& problem, const std::string& got,
                        const std::string& expected, const std::string& hint = "") {
-  return to_status({.exit_code = ExitCode::kData,
-                    .id = "data.bands",
-                    .where = path,
-                    .problem = problem,
-                    .got = got,
-                    .expected = expected,
-                    .hint = hint});
+  return data_error("data.bands", {.file = path}, problem, got, expected, hint);
 }
 
 /// Half the distance from band `i` to its nearest neighbour.

@@ -7,6 +7,7 @@
 
 #include "core/base/utf8.h"
 #include "io/files/folder_files.h"
+#include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
@@ -168,13 +169,7 @@ absl::Status add_file_to_error(const absl::Status& status, const std::string& pa
 
 absl::Status bad_text(const std::string& id, const std::string& where, const std::string& problem,
                       const std::string& got, const std::string& expected, const std::string& hint) {
-  return to_status({.exit_code = ExitCode::kData,
-                    .id = id,
-                    .where = where,
-                    .problem = problem,
-                    .got = got,
-                    .expected = expected,
-                    .hint = hint});
+  return data_error(id, {.file = where}, problem, got, expected, hint);
 }
 
 absl::Status check_text(std::string_view text) {

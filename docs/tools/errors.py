@@ -110,6 +110,8 @@ def ids_of(codes):
             before = re.search(r"exit_code = ExitCode::(k\w+),\s*(?:\.id = [^\"]*)?$", code[:at])
             if before:
                 exit_codes.add(NUMBER[before[1]])
+            if re.search(r"\bdata_error\(\s*$", code[:at]):
+                exit_codes.add(NUMBER["kData"])
         if re.search(rf'"(?:{classes})\."\)? \+', code) and name not in COMPOSED:
             problems.append(f"{name}: makes an id of two parts: name it in COMPOSED of docs/tools/errors.py")
     return found, problems

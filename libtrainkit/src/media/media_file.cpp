@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "media/media_source.h"
+#include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/media/media.h"
@@ -15,12 +16,7 @@ namespace detail {
 
 absl::Status MediaSource::error(const std::string& problem, const std::string& got, const std::string& expected) const {
   const std::string said = log.take();
-  return to_status({.exit_code = ExitCode::kData,
-                    .id = "data.media",
-                    .where = path,
-                    .problem = said.empty() ? problem : problem + ": " + said,
-                    .got = got,
-                    .expected = expected});
+  return data_error("data.media", {.file = path}, said.empty() ? problem : problem + ": " + said, got, expected);
 }
 
 absl::Status MediaSource::timeout_error() const {

@@ -9,6 +9,7 @@
 
 #include "core/base/strict_json.h"
 #include "core/base/utf8.h"
+#include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
@@ -143,7 +144,7 @@ class Parser {
                           "this looks like the vocabulary: are --vocab and --merges swapped?");
     }
     std::vector<bool> made(vocabulary_.tokens.size());
-    for (size_t line = 1; !text.empty(); ++line) {
+    for (int64_t line = 1; !text.empty(); ++line) {
       const size_t end = std::min(text.find('\n'), text.size());
       std::string_view words = text.substr(0, end);
       text.remove_prefix(std::min(end + 1, text.size()));
@@ -165,23 +166,11 @@ class Parser {
  private:
   absl::Status vocab_error(const std::string& problem, std::string_view got, const std::string& expected,
                            const std::string& hint = "") const {
-    return to_status({.exit_code = ExitCode::kData,
-                      .id = "data.vocabulary",
-                      .where = vocab_path_,
-                      .problem = problem,
-                      .got = std::string(got.substr(0, 80)),
-                      .expected = expected,
-                      .hint = hint});
+    return data_error("data.vocabulary", {.file = vocab_path_}, problem, got.substr(0, 80), expected, hint);
   }
-  absl::Status merges_error(size_t line, const std::string& problem, std::string_view got, const std::string& expected,
+  absl::Status merges_error(int64_t line, const std::string& problem, std::string_view got, const std::string& expected,
                             const std::string& hint = "") const {
-    return to_status({.exit_code = ExitCode::kData,
-                      .id = "data.merges",
-                      .where = fmt::format("{}:{}", merges_path_, line),
-                      .problem = problem,
-                      .got = std::string(got.substr(0, 80)),
-                      .expected = expected,
-                      .hint = hint});
+    return data_error("data.merges", {.file = merges_path_, .line = line}, problem, got.substr(0, 80), expected, hint);
   }
 
   absl::Status add_token(const std::string& word, TokenId id) {
@@ -212,7 +201,7 @@ class Parser {
     return absl::OkStatus();
   }
 
-  absl::Status add_merge(std::string_view words, size_t line, std::vector<bool>& made) {
+  absl::Status add_merge(std::string_view words, int64_t line, std::vector<bool>& made) {
     const size_t space = words.find(' ');
     const bool two = space != std::string_view::npos && space > 0 && space + 1 < words.size() &&
                      words.find(' ', space + 1) == std::string_view::npos;

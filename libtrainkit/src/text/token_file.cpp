@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/files/new_files.h"
+#include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
@@ -93,13 +94,8 @@ uint64_t padded(uint64_t bytes) { return (bytes + 7) / 8 * 8; }
 
 absl::Status bad_file(const std::string& path, const std::string& problem, const std::string& got = "",
                       const std::string& expected = "") {
-  return to_status({.exit_code = ExitCode::kData,
-                    .id = "data.tokens",
-                    .where = path,
-                    .problem = problem,
-                    .got = got,
-                    .expected = expected,
-                    .hint = "delete the file; it is rebuilt from the text"});
+  return data_error("data.tokens", {.file = path}, problem, got, expected,
+                    "delete the file; it is rebuilt from the text");
 }
 
 absl::Status check_header(const std::string& path, const TokenHeader& header) {
@@ -146,12 +142,9 @@ class Appender {
   absl::Status append(std::span<const TokenId> tokens) {
     for (TokenId token : tokens) {
       if (token >= header_.vocab_size) {
-        return to_status({.exit_code = ExitCode::kData,
-                          .id = "data.tokens",
-                          .where = file_.path(),
-                          .problem = fmt::format("token outside the vocabulary at position {}", count_),
-                          .got = std::to_string(token),
-                          .expected = fmt::format("0..{}", header_.vocab_size - 1)});
+        return data_error("data.tokens", {.file = file_.path()},
+                          fmt::format("token outside the vocabulary at position {}", count_), std::to_string(token),
+                          fmt::format("0..{}", header_.vocab_size - 1));
       }
       ++count_;
     }

@@ -152,7 +152,7 @@ TEST_CASE("Every bad line is reported with its file, its number and the problem"
        "ratings.dat:2", "control character"},
       {k1m, "ratings.dat", "1::20", "1::\r20", "ratings.dat:2", "a carriage return"},
       {k1m, "ratings.dat", "1::20", long_line, "ratings.dat:2", "line too long"},
-      {k1m, "ratings.dat", "", "\x1f\x8b\b", "ratings.dat@3", "damaged gzip data"},
+      {k1m, "ratings.dat", "", "\x1f\x8b\b", "ratings.dat@0x3", "damaged gzip data"},
       {k1m, "ratings.dat", "", "\xff\xfe\x31", "ratings.dat", "UTF-16"},
       {k1m, "ratings.dat", "", "1::10::5::1\n1::20::5::1\n", "ratings.dat", "all ratings are of one user"},
       {k1m, "ratings.dat", "", "1::10::5::1\n2::10::5::1\n", "ratings.dat", "all ratings are of one item"},

@@ -82,7 +82,7 @@ TEST_CASE("An invalid csv file is reported with its line and cause", "[io][table
   CHECK(error_of_text("a,b\r1,2\r").starts_with("table.csv:1: a carriage return"));
   CHECK(error_of_text("\xff\xfe\x61").starts_with("table.csv: not a text that can be read (got 'UTF-16"));
   CHECK(error_of_text("PAR1").starts_with("table.csv: not a text that can be read (got 'a Parquet table"));
-  CHECK(error_of_text("\x1f\x8b\x08").starts_with("table.csv@3: damaged gzip data: the file may be truncated"));
+  CHECK(error_of_text("\x1f\x8b\x08").starts_with("table.csv@0x3: damaged gzip data: the file may be truncated"));
   CHECK(error_of_text("a,b\n1,it\x92s\n").starts_with("table.csv:2: not UTF-8 (got '\\x92"));
   CHECK(error_of_text("a;b\n1;2\n").starts_with("table.csv:1: unexpected separator (got ';"));
   CHECK(error_of_text("a\tb\n1\t2\n").starts_with("table.csv:1: unexpected separator"));

@@ -231,7 +231,9 @@ class Trainer {
                   "Trainer takes over its optimizer: pass std::move(optimizer), or a temporary such as "
                   "AdamW({.lr = 1e-3}); Trainer::optimizer() returns it");
     using Kind = std::remove_cvref_t<O>;
-    return create(devices, std::unique_ptr<Optimizer>(std::make_unique<Kind>(std::forward<O>(optimizer))), options);
+    // std::forward would add an error about copying an lvalue to the one above.
+    // NOLINTNEXTLINE(bugprone-move-forwarding-reference)
+    return create(devices, std::unique_ptr<Optimizer>(std::make_unique<Kind>(std::move(optimizer))), options);
   }
   static absl::StatusOr<Trainer> create(DeviceReplicator& devices, std::unique_ptr<Optimizer>&& optimizer,
                                         const TrainerOptions& options);

@@ -7,6 +7,7 @@
 #include "report/report_data.h"
 #include "report/run_file.h"
 #include "trainkit/app/run_folder.h"
+#include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/state_dict.h"
 #include "trainkit/core/status.h"
@@ -54,13 +55,8 @@ absl::Status check_data(const RunOptions& run, const std::string& digest) {
   TRAINKIT_ASSIGN_OR_RETURN(const StateDict state, load_checkpoint_state(checkpoint));
   const auto saved = get_state<std::string>(state, kDataKey);
   if (!saved.ok() || *saved == digest) return absl::OkStatus();
-  return to_status({.exit_code = ExitCode::kData,
-                    .id = "data.changed",
-                    .where = checkpoint.path(),
-                    .problem = "the run was trained on other data",
-                    .got = digest,
-                    .expected = *saved,
-                    .hint = "give the run its own data, or start a new run in another --output_dir"});
+  return data_error("data.changed", {.file = checkpoint.path()}, "the run was trained on other data", digest, *saved,
+                    "give the run its own data, or start a new run in another --output_dir");
 }
 
 namespace detail {

@@ -16,6 +16,7 @@
 
 #include "core/files/array_bytes.h"
 #include "trainkit/arrays/array_file.h"
+#include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
@@ -28,13 +29,7 @@ constexpr int64_t kMostHeaderBytes = 4 << 20, kMostSide = int64_t{1} << 31;
 
 absl::Status bad(const std::string& where, const std::string& field, const std::string& problem,
                  const std::string& got = "", const std::string& expected = "") {
-  return to_status({.exit_code = ExitCode::kData,
-                    .id = "data.envi",
-                    .where = where,
-                    .field = field,
-                    .problem = problem,
-                    .got = got,
-                    .expected = expected});
+  return data_error("data.envi", {.file = where, .field = field}, problem, got, expected);
 }
 
 std::string_view trimmed(std::string_view text) {

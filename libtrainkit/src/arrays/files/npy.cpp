@@ -8,6 +8,7 @@
 
 #include "arrays/files/npy_header.h"
 #include "trainkit/arrays/array_file.h"
+#include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
@@ -17,8 +18,7 @@ namespace trainkit {
 namespace {
 
 absl::Status bad_file(const std::string& path, const absl::Status& why) {
-  return to_status(
-      {.exit_code = ExitCode::kData, .id = "data.npy", .where = path, .problem = std::string(why.message())});
+  return data_error("data.npy", {.file = path}, std::string(why.message()));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "trainkit/arrays/array_file.h"
+#include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
@@ -14,18 +15,14 @@ namespace trainkit {
 
 absl::StatusOr<at::Tensor> read_png(const std::string& path) {
   constexpr int64_t kMostPixels = int64_t{1} << 28, kChannels = 4;
-  constexpr int64_t kMostCompressed = int64_t{8} * 1032;  // pixels in a byte: one bit each, and deflate's largest factor
+  constexpr int64_t kMostCompressed =
+      int64_t{8} * 1032;  // pixels in a byte: one bit each, and deflate's largest factor
   TRAINKIT_ASSIGN_OR_RETURN(const auto file, MappedFile::open(path));
   png_image png = {};
   png.version = PNG_IMAGE_VERSION;
   const auto bad = [&](const std::string& problem, const std::string& got = "", const std::string& expected = "") {
     png_image_free(&png);
-    return to_status({.exit_code = ExitCode::kData,
-                      .id = "data.png",
-                      .where = path,
-                      .problem = problem,
-                      .got = got,
-                      .expected = expected});
+    return data_error("data.png", {.file = path}, problem, got, expected);
   };
   if (!png_image_begin_read_from_memory(&png, file->bytes().data(), file->bytes().size())) return bad(png.message);
   const int64_t height = png.height, width = png.width;

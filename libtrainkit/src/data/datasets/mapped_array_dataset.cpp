@@ -2,6 +2,7 @@
 
 #include "arrays/files/npy_header.h"
 #include "data/datasets/copy_rows.h"
+#include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/tensor_dataset.h"
@@ -11,8 +12,7 @@ namespace {
 
 absl::Status bad_file(const std::string& id, const std::string& path, const std::string& problem,
                       const std::string& got = "", const std::string& expected = "") {
-  return to_status(
-      {.exit_code = ExitCode::kData, .id = id, .where = path, .problem = problem, .got = got, .expected = expected});
+  return data_error(id, {.file = path}, problem, got, expected);
 }
 
 }  // namespace

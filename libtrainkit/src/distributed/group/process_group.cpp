@@ -64,7 +64,7 @@ void silence_c10d_warnings() {
 /// device that has failed), or delay it by a minute to dump the ranks' last collectives. Each step's agreement goes
 /// through Gloo, which detects and reports a lost rank (see ~Impl), and the next call to the device reports its error.
 /// Variables that are already set keep their values.
-void silence_nccl_watchdog() {
+[[maybe_unused]] void silence_nccl_watchdog() {
   static std::once_flag once;
   std::call_once(once, [] {
     setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/base/utf8.h"
+#include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
@@ -32,17 +33,6 @@ namespace {
 // A file that shrinks while mapped is reported by MappedFile::check() at the end of each reading.
 
 constexpr std::string_view kGzip = "\x1f\x8b";
-
-absl::Status bad_text(const std::string& path, int64_t line, const std::string& kind, const std::string& problem,
-                      std::string_view got, const std::string& expected, const std::string& hint) {
-  return to_status({.exit_code = ExitCode::kData,
-                    .id = "data." + kind,
-                    .where = line > 0 ? path + ":" + std::to_string(line) : path,
-                    .problem = problem,
-                    .got = std::string(got),
-                    .expected = expected,
-                    .hint = hint});
-}
 
 /// What a file is that begins with these bytes, if it is no text, and how to make it one.
 struct OtherFormat {
@@ -126,11 +116,8 @@ class TextLines::Unpacker {
     TRAINKIT_RETURN_IF_ERROR(file_->check());
     const size_t at = file_->text().size() - packed_.size();
     const char* const problem = result == Z_DATA_ERROR && stream_.msg ? stream_.msg : "the file may be truncated";
-    return to_status({.exit_code = ExitCode::kData,
-                      .id = "data.damaged",
-                      .where = file_->path() + "@" + std::to_string(at),
-                      .problem = std::string("damaged gzip data: ") + problem,
-                      .hint = "test it with: gzip -t"});
+    return data_error("data.damaged", {.file = file_->path(), .offset = static_cast<int64_t>(at)},
+                      std::string("damaged gzip data: ") + problem, "", "", "test it with: gzip -t");
   }
 
   std::shared_ptr<const MappedFile> file_;
@@ -166,8 +153,8 @@ absl::StatusOr<std::optional<std::string_view>> TextLines::next() {
     const size_t allowed = max_line_bytes_ + 1 - line_.size();
     const void* end = std::memchr(rest_.data(), '\n', std::min(rest_.size(), allowed));
     if (!end && rest_.size() >= allowed) {
-      return bad_text(file_->path(), number_ + 1, kind_, "line too long", "",
-                      "at most " + std::to_string(max_line_bytes_) + " bytes", "");
+      return data_error("data." + kind_, {.file = file_->path(), .line = number_ + 1}, "line too long", "",
+                        "at most " + std::to_string(max_line_bytes_) + " bytes");
     }
     const size_t size = end ? static_cast<const char*>(end) - rest_.data() + 1 : rest_.size();
     const std::string_view piece = rest_.substr(0, size);
@@ -189,8 +176,7 @@ absl::StatusOr<TextFile> TextFile::open(const std::string& path, const TextOptio
   TextFile file(std::move(map), options);
   for (const OtherFormat& other : kOtherFormats) {
     if (!file.file_->text().starts_with(other.begin)) continue;
-    return bad_text(path, 0, options.kind, "not a text that can be read", other.name,
-                    "UTF-8, plain or packed with gzip", other.hint);
+    return file.bad(0, "", "not a text that can be read", other.name, "UTF-8, plain or packed with gzip", other.hint);
   }
   TRAINKIT_RETURN_IF_ERROR(file.check_lines());
   return file;
@@ -262,14 +248,8 @@ std::string TextFile::to_utf8(std::string_view text) const {
 
 absl::Status TextFile::bad(int64_t line, const std::string& field, const std::string& problem, std::string_view got,
                            const std::string& expected, const std::string& hint) const {
-  return to_status({.exit_code = ExitCode::kData,
-                    .id = "data." + options_.kind,
-                    .where = line > 0 ? path() + ":" + std::to_string(line) : path(),
-                    .field = field,
-                    .problem = problem,
-                    .got = std::string(got),
-                    .expected = expected,
-                    .hint = hint});
+  return data_error("data." + options_.kind, {.file = path(), .line = line, .field = field}, problem, got, expected,
+                    hint);
 }
 
 std::string_view without_line_end(std::string_view line) {

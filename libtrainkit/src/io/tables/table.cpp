@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "io/tables/cells.h"
+#include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
@@ -22,12 +23,7 @@ absl::StatusOr<Table> Table::open(const std::string& path, const TableOptions& o
     }
   }
   if (!table.lines_.empty()) return table;
-  return to_status({.exit_code = ExitCode::kData,
-                    .id = "data." + options.kind,
-                    .where = path,
-                    .problem = "no rows after the header",
-                    .got = "0 rows",
-                    .expected = "at least 1 row"});
+  return data_error("data." + options.kind, {.file = path}, "no rows after the header", "0 rows", "at least 1 row");
 }
 
 bool Table::contains(std::string_view name) const {
@@ -39,13 +35,7 @@ absl::StatusOr<int64_t> Table::column(std::string_view name) const {
   if (found != columns_.end()) return found - columns_.begin();
   const auto bad = [&](const std::string& problem, std::string_view, const std::string& expected,
                        const std::string& hint) {
-    return to_status({.exit_code = ExitCode::kData,
-                      .id = "data." + kind_,
-                      .where = path_,
-                      .field = std::string(name),
-                      .problem = problem,
-                      .expected = expected,
-                      .hint = hint});
+    return data_error("data." + kind_, {.file = path_, .field = std::string(name)}, problem, "", expected, hint);
   };
   return detail::no_such_column(bad, columns_, name);
 }
@@ -66,14 +56,8 @@ absl::StatusOr<double> Table::number(int64_t row, int64_t column) const {
 
 absl::Status Table::bad(int64_t row, int64_t column, const std::string& problem, const std::string& expected,
                         const std::string& hint) const {
-  return to_status({.exit_code = ExitCode::kData,
-                    .id = "data." + kind_,
-                    .where = path_ + ":" + std::to_string(line(row)),
-                    .field = columns_[static_cast<size_t>(column)],
-                    .problem = problem,
-                    .got = std::string(at(row, column)),
-                    .expected = expected,
-                    .hint = hint});
+  return data_error("data." + kind_, {.file = path_, .line = line(row), .field = columns_[static_cast<size_t>(column)]},
+                    problem, at(row, column), expected, hint);
 }
 
 std::string csv_field(std::string_view text) {

@@ -38,6 +38,7 @@ CheckpointContents snapshot_into(const CheckpointContents& contents, detail::Hos
   if (pending) pending->first = places.size();
   places.insert(places.end(), optimizer_places.begin(), optimizer_places.end());
   std::vector<at::Tensor> tensors;
+  tensors.reserve(places.size());
   for (const at::Tensor* place : places) tensors.push_back(*place);
   std::vector<at::Tensor> on_host = detail::copy_to_host(tensors, buffer, /*copies_cpu=*/true, pending);
   for (size_t i = 0; i < places.size(); ++i) *places[i] = std::move(on_host[i]);

@@ -235,6 +235,7 @@ absl::StatusOr<std::set<std::string>> name_parameters(SavedOptimizer& saved, con
     names[parameter] = parameter;
   }
   std::vector<std::string> plain;
+  plain.reserve(names.size());
   for (const auto& [key, name] : names) plain.push_back(name);
   plain = detail::without_wrappers(std::move(plain), [&](const std::string& name) { return own.contains(name); });
   std::set<std::string> listed(plain.begin(), plain.end());

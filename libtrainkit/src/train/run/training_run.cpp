@@ -387,7 +387,7 @@ absl::Status TrainingRun::evaluate(bool save_due) {
   TRAINKIT_RETURN_IF_ERROR(saves_.finish());  // on_evaluation may look up the last checkpoint, as BestModel does
   const TrainingLog::Clock::time_point start = log_.pause();
   absl::StatusOr<Metrics> metrics = validation_.evaluate(run_.progress.step);
-  const absl::Status evaluated = metrics.status();
+  absl::Status evaluated = metrics.status();
   if (evaluated.ok()) {
     TRAINKIT_RETURN_IF_ERROR(log_.print_gpu_memory());
     note_evaluation(*metrics);
