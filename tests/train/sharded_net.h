@@ -40,7 +40,9 @@ inline CheckpointContents whole_checkpoint(const torch::nn::Module& model, const
   }
   if (!shards) return contents;
   const auto divided = trainkit::detail::keep_own_parts(contents, averages, model, optimizer, *shards);
-  CHECK(trainkit::detail::gather_parts(contents, divided, /*all=*/true, *shards).ok());
+  // Ranks are threads, in which Catch2's macros must not be used.
+  const absl::Status gathered = trainkit::detail::gather_parts(contents, divided, /*all=*/true, *shards);
+  TORCH_CHECK(gathered.ok(), gathered.ToString());
   return contents;
 }
 

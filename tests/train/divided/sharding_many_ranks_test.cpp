@@ -136,7 +136,8 @@ ManyRanks train_many(int64_t ranks, int64_t steps, Sharding sharding, const std:
         if (const auto found = state.find(name); found != state.end()) value = found->second;
       }
       if (!state.empty()) own["step"] = static_cast<int64_t>(state.at("state.in.weight.step").item<double>());
-      CHECK(optimizer.load_state_dict(trainkit::detail::parts_of_state(own, optimizer, shards)).ok());
+      const absl::Status loaded = optimizer.load_state_dict(trainkit::detail::parts_of_state(own, optimizer, shards));
+      TORCH_CHECK(loaded.ok(), loaded.ToString());
       for (int64_t step = 0; step < steps; ++step) {
         const int64_t before = exchange.messages, bytes_before = exchange.bytes;
         shards.begin(/*reduces=*/true);
