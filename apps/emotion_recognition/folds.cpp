@@ -5,7 +5,6 @@
 #include <string>
 
 #include "trainkit/core/data_error.h"
-#include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/sampler.h"
 

@@ -17,11 +17,20 @@ constexpr const char* kForms[] = {"none",        "seconds", "milliseconds",     
 
 }  // namespace
 
+TableOptions published_table(const char* kind, const char* separator) {
+  return {.kind = kind,
+          .separator = separator,
+          .quotes = false,
+          .latin1 = true,
+          .control_characters = false,
+          .may_end_open = false,
+          .max_row_bytes = int64_t{64} << 10};
+}
+
 absl::Status EntityTable::add(const TableReader& row, std::string_view id, std::string text) {
   const auto [at, is_new] = by_id_.emplace(std::string(id), rows_.size());
   if (!is_new) {
-    return row.bad_line(row.line(), noun_, fmt::format("duplicate of line {}", rows_[at->second].line), id,
-                        "each id once");
+    return row.bad_row(noun_, fmt::format("duplicate of line {}", rows_[at->second].line), id, "each id once");
   }
   rows_.push_back({{std::string(id), std::move(text)}, row.line()});
   return absl::OkStatus();
@@ -54,7 +63,7 @@ absl::StatusOr<int32_t> RatingsBuilder::number(int which, std::string_view id) {
   Entity entity{at->first, {}};
   if (const EntityTable* table = tables_[which]) {
     const Entity* known = table->find(id);
-    if (!known) return bad(kNouns[which], "not in " + table->path(), id, "an id of that file");
+    if (!known) return file_of(part_).bad_row(kNouns[which], "not in " + table->path(), id, "an id of that file");
     entity = *known;
   }
   (which == 0 ? ratings_.users : ratings_.items).push_back(std::move(entity));
@@ -71,10 +80,10 @@ absl::Status RatingsBuilder::add(std::string_view user, std::string_view item, d
   }
   if (time.form != first_form_) {
     const auto [low, high] = std::minmax(time.form, first_form_);
-    return bad("timestamp",
-               fmt::format("{} and {} are mixed (line {} has {})", kForms[static_cast<size_t>(low)],
-                           kForms[static_cast<size_t>(high)], lines_.front(), first_time_),
-               time.text, "one unit or form for the whole file");
+    return file_of(part_).bad_row("timestamp",
+                                  fmt::format("{} and {} are mixed (line {} has {})", kForms[static_cast<size_t>(low)],
+                                              kForms[static_cast<size_t>(high)], lines_.front(), first_time_),
+                                  time.text, "one unit or form for the whole file");
   }
   ratings_.rows.push_back(row);
   lines_.push_back(file_of(part_).line());
@@ -124,8 +133,7 @@ absl::StatusOr<Ratings> RatingsBuilder::finish(std::string format) && {
 absl::StatusOr<ParsedTime> rating_time(const TableReader& row, size_t column) {
   const std::string_view text = trimmed(row.text(column));
   if (const auto time = parse_time(text)) return *time;
-  return row.bad_line(row.line(), "timestamp", "not a time", text,
-                      "a number since 1970, or a date such as 2024-05-01T12:30:00Z");
+  return row.bad_row("timestamp", "not a time", text, "a number since 1970, or a date such as 2024-05-01T12:30:00Z");
 }
 
 }  // namespace trainkit::rec::detail

@@ -14,8 +14,9 @@
 
 namespace trainkit::rec::detail {
 
-/// Longest line in bytes of a file of ratings, users or items.
-inline constexpr int64_t kLongestLine = int64_t{64} << 10;
+/// Options of MovieLens' and RecBole's files, whose fields have no quotes. Titles may be in Latin-1. A file that ends
+/// inside a line is truncated.
+TableOptions published_table(const char* kind, const char* separator);
 
 /// Holds the users or items that a file describes, by id.
 class EntityTable {
@@ -80,10 +81,6 @@ class RatingsBuilder {
   absl::Status check_pairs() const;
 
   const TableReader& file_of(Part part) const { return *files_[static_cast<size_t>(part)]; }
-  absl::Status bad(const std::string& field, const std::string& problem, std::string_view got,
-                   const std::string& expected) const {
-    return file_of(part_).bad_line(file_of(part_).line(), field, problem, got, expected);
-  }
 
   const TableReader* files_[3] = {};
   Part part_ = Part::kTrain;

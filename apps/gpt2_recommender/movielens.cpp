@@ -12,19 +12,13 @@
 namespace trainkit::rec::detail {
 namespace {
 
-/// Opens a file without the names of its columns. Titles may be in Latin-1. A file that ends inside a line is
-/// truncated.
+/// Opens a file without the names of its columns.
 absl::StatusOr<std::unique_ptr<TableReader>> open(const std::string& path, const char* kind, const char* separator,
                                                   std::vector<std::string> columns) {
-  return TableReader::open(path, {.kind = kind,
-                                  .separator = separator,
-                                  .quotes = false,
-                                  .header = false,
-                                  .names = std::move(columns),
-                                  .latin1 = true,
-                                  .control_characters = false,
-                                  .may_end_open = false,
-                                  .max_row_bytes = kLongestLine});
+  TableOptions options = published_table(kind, separator);
+  options.header = false;
+  options.names = std::move(columns);
+  return TableReader::open(path, options);
 }
 
 /// Parses an id: a whole number from 1 to 2^31 - 1. Returns it without leading zeros.
@@ -94,8 +88,8 @@ absl::StatusOr<std::string> describe_movie_1m(const TableReader& row) {
     const auto& known = movielens_genres();
     if (std::find(known.begin(), known.end(), name) == known.end()) {
       const std::string nearest = nearest_name(name, known);
-      return row.bad_line(row.line(), "genre", "unknown", name, "one of MovieLens' genres",
-                          nearest.empty() ? "" : fmt::format("did you mean {}?", nearest));
+      return row.bad_row("genre", "unknown", name, "one of MovieLens' genres",
+                         nearest.empty() ? "" : fmt::format("did you mean {}?", nearest));
     }
     genres.emplace_back(name);
   }
@@ -132,7 +126,7 @@ absl::StatusOr<std::string> describe_movie_100k(const TableReader& row) {
     if (flag == "1") genres.emplace_back(kGenres100k[i]);
   }
   if (!genres.empty()) return item_text(title, genres);
-  return row.bad_line(row.line(), "genre", "none of the flags is set", "", "at least one");
+  return row.bad_row("genre", "none of the flags is set", "", "at least one");
 }
 
 absl::StatusOr<std::string> describe_user_100k(const TableReader& row) {

@@ -19,21 +19,8 @@ struct Column {
   std::string name, type;
 };
 
-/// Opens a file of RecBole. One that ends inside a line is truncated.
 absl::StatusOr<std::unique_ptr<TableReader>> open(const std::string& path, const char* kind) {
-  return TableReader::open(path, {.kind = kind,
-                                  .separator = "\t",
-                                  .quotes = false,
-                                  .latin1 = true,
-                                  .control_characters = false,
-                                  .may_end_open = false,
-                                  .max_row_bytes = kLongestLine});
-}
-
-/// Makes an error about a field of the present row.
-absl::Status bad(const TableReader& row, const std::string& field, const std::string& problem,
-                 std::string_view got = {}, const std::string& expected = "", const std::string& hint = "") {
-  return row.bad_line(row.line(), field, problem, got, expected, hint);
+  return TableReader::open(path, published_table(kind, "\t"));
 }
 
 absl::StatusOr<std::vector<Column>> parse_header(const TableReader& file) {
@@ -42,11 +29,11 @@ absl::StatusOr<std::vector<Column>> parse_header(const TableReader& file) {
     const size_t colon = field.rfind(':');
     const std::string name = field.substr(0, colon), type = colon == field.npos ? "" : field.substr(colon + 1);
     if (name.empty() || (type != "token" && type != "token_seq" && type != "float" && type != "float_seq")) {
-      return bad(file, "", "not a header column", field, "name:token, :token_seq, :float or :float_seq",
-                 "columns are separated by tabs");
+      return file.bad_row("", "not a header column", field, "name:token, :token_seq, :float or :float_seq",
+                          "columns are separated by tabs");
     }
     const bool again = std::any_of(columns.begin(), columns.end(), [&](const Column& c) { return c.name == name; });
-    if (again) return bad(file, name, "duplicate column");
+    if (again) return file.bad_row(name, "duplicate column");
     columns.push_back({name, type});
   }
   return columns;
@@ -65,8 +52,8 @@ absl::StatusOr<size_t> need_column(const TableReader& file, const std::vector<Co
   names.reserve(columns.size());
   for (const Column& column : columns) names.push_back(column.name);
   const std::string nearest = nearest_name(name, names);
-  return bad(file, name, "no such column", fmt::format("{}", fmt::join(names, ", ")), name + ":token",
-             nearest.empty() ? "" : fmt::format("{} is not {}", nearest, name));
+  return file.bad_row(name, "no such column", fmt::format("{}", fmt::join(names, ", ")), name + ":token",
+                      nearest.empty() ? "" : fmt::format("{} is not {}", nearest, name));
 }
 
 /// Describes a row as text: "Toy Story, release_year 1995, Animation Children's Comedy". Puts the column name before
@@ -90,7 +77,7 @@ absl::StatusOr<std::optional<EntityTable>> read_side(const fs::path& path, const
   while (true) {
     TRAINKIT_ASSIGN_OR_RETURN(const bool more, row->next());
     if (!more) return table;
-    if (row->text(id).empty()) return bad(*row, columns[id].name, "empty");
+    if (row->text(id).empty()) return row->bad_row(columns[id].name, "empty");
     TRAINKIT_RETURN_IF_ERROR(table.add(*row, row->text(id), describe_row(*row, columns, id)));
   }
 }
@@ -114,11 +101,11 @@ absl::StatusOr<Ratings> read_recbole(const std::string& inter_path, bool may_rep
     TRAINKIT_ASSIGN_OR_RETURN(const bool more, row->next());
     if (!more) break;
     for (const size_t id : {user, item}) {
-      if (row->text(id).empty()) return bad(*row, columns[id].name, "empty");
+      if (row->text(id).empty()) return row->bad_row(columns[id].name, "empty");
     }
     double value = 1;
     if (rating && !parse_number(row->text(*rating), value)) {
-      return bad(*row, "rating", "not a number", row->text(*rating), "a finite number");
+      return row->bad_row("rating", "not a number", row->text(*rating), "a finite number");
     }
     ParsedTime time;
     if (timestamp) {

@@ -152,14 +152,9 @@ class Events {
   const std::string& note() const { return note_; }
 
  private:
-  absl::Status bad(const std::string& field, const std::string& problem, std::string_view got = {},
-                   const std::string& expected = "", const std::string& hint = "") const {
-    return table_.bad_line(table_.line(), field, problem, got, expected, hint);
-  }
-
   absl::Status repeated_header() const {
-    return bad("", "the names of line 1 again", fmt::format("{}", fmt::join(table_.fields(), ", ")),
-               "names in line 1 alone", "if files with names were joined, remove this line");
+    return table_.bad_row("", "the names of line 1 again", fmt::format("{}", fmt::join(table_.fields(), ", ")),
+                          "names in line 1 alone", "if files with names were joined, remove this line");
   }
 
   /// Returns whether the line has names.
@@ -211,10 +206,11 @@ class Events {
 
   absl::StatusOr<std::string_view> id(const char* noun, size_t column) const {
     const std::string_view text = trimmed(table_.text(column));
-    if (text.empty()) return bad(noun, "empty");
+    if (text.empty()) return table_.bad_row(noun, "empty");
     // Other files of the run have a line per pair, with a tab between its ids.
     const auto is_control = [](unsigned char c) { return absl::ascii_iscntrl(c); };
-    if (std::any_of(text.begin(), text.end(), is_control)) return bad(noun, "an id contains a tab or a line end", text);
+    if (std::any_of(text.begin(), text.end(), is_control))
+      return table_.bad_row(noun, "an id contains a tab or a line end", text);
     return text;
   }
 
@@ -223,8 +219,8 @@ class Events {
     TRAINKIT_ASSIGN_OR_RETURN(const std::string_view item, id("item", *at_[1]));
     double value = 1;
     if (has_values() && !parse_number(trimmed(table_.text(*at_[2])), value)) {
-      return bad("rating", "not a number", table_.text(*at_[2]), "a finite number; see --rating_column",
-                 is_first ? "if line 1 has the names of the columns: --header yes" : "");
+      return table_.bad_row("rating", "not a number", table_.text(*at_[2]), "a finite number; see --rating_column",
+                            is_first ? "if line 1 has the names of the columns: --header yes" : "");
     }
     ParsedTime time;
     if (has_times()) {

@@ -31,6 +31,7 @@ COMPOSED = {
     "libtrainkit/src/io/files/text_file.cpp": [],
     "libtrainkit/src/io/tables/json_rows.cpp": [],
     "libtrainkit/src/io/tables/table.cpp": [],
+    "libtrainkit/src/io/tables/table_rows.cpp": [],
     "apps/gpt2_recommender/movielens.cpp": [("data", r'"(ratings|users|items)"')],
     "apps/gpt2_recommender/recbole.cpp": [("data", r'"(ratings|users|items)"')],
     "apps/gpt2_recommender/tables.cpp": [("data", r'\.kind = "(\w+)"')],

@@ -1,27 +1,11 @@
 // A table; fields written by csv_field are read unchanged, and every field of any kind of table is valid text.
 #include "trainkit/io/table.h"
 
-#include <zlib.h>
-
 #include "core/base/utf8.h"
+#include "gzip.h"
 #include "target.h"
 
 namespace trainkit::fuzz::table {
-
-/// Packs text with gzip.
-std::string packed(std::string_view text) {
-  std::string bytes(text.size() + 64, '\0');
-  z_stream stream = {};
-  require(deflateInit2(&stream, 9, Z_DEFLATED, MAX_WBITS + 16, 8, Z_DEFAULT_STRATEGY) == Z_OK, "zlib packs");
-  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
-  stream.avail_in = static_cast<uInt>(text.size());
-  stream.next_out = reinterpret_cast<Bytef*>(bytes.data());
-  stream.avail_out = static_cast<uInt>(bytes.size());
-  require(deflate(&stream, Z_FINISH) == Z_STREAM_END, "zlib packs");
-  bytes.resize(stream.total_out);
-  deflateEnd(&stream);
-  return bytes;
-}
 
 std::vector<std::string> seeds() {
   return {"a,b\n1,2\n3,4\n",
@@ -29,8 +13,8 @@ std::vector<std::string> seeds() {
           "\xef\xbb\xbfname\n\"\"\n\n \"\n",
           "1::Mis\xe9rables::4\n2::Heat::3\n",
           "{\"a\": 1, \"b\": \"x\"}\n\n{\"b\": null, \"a\": [1, {}]}\n",
-          packed("a,b\n1,2\n"),
-          packed("")};
+          test::gzip("a,b\n1,2\n"),
+          test::gzip("")};
 }
 
 /// Reads all rows of a table whose format is given by its name or the options.

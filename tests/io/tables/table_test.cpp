@@ -1,11 +1,11 @@
 #include "trainkit/io/table.h"
 
 #include <sys/stat.h>
-#include <zlib.h>
 
 #include <catch2/catch.hpp>
 #include <fstream>
 
+#include "gzip.h"
 #include "test_util.h"
 #include "trainkit/core/error.h"
 
@@ -13,20 +13,6 @@ using namespace trainkit;
 using namespace trainkit::test;
 
 namespace {
-
-std::string gzip(const std::string& text) {
-  std::string bytes(text.size() + 64, '\0');
-  z_stream stream = {};
-  REQUIRE(deflateInit2(&stream, 9, Z_DEFLATED, MAX_WBITS + 16, 8, Z_DEFAULT_STRATEGY) == Z_OK);
-  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
-  stream.avail_in = static_cast<uInt>(text.size());
-  stream.next_out = reinterpret_cast<Bytef*>(bytes.data());
-  stream.avail_out = static_cast<uInt>(bytes.size());
-  REQUIRE(deflate(&stream, Z_FINISH) == Z_STREAM_END);
-  bytes.resize(stream.total_out);
-  deflateEnd(&stream);
-  return bytes;
-}
 
 absl::StatusOr<Table> parse(const std::string& text, const TableOptions& options = {}) {
   static const TempDir dir;

@@ -96,6 +96,11 @@ class TableReader {
   /// Makes the error for an invalid field of the row; its text becomes `got`.
   absl::Status bad(size_t column, const std::string& problem, const std::string& expected = "",
                    const std::string& hint = "") const;
+  /// Makes an error about the row.
+  absl::Status bad_row(const std::string& field, const std::string& problem, std::string_view got = {},
+                       const std::string& expected = "", const std::string& hint = "") const {
+    return bad_line(line(), field, problem, got, expected, hint);
+  }
   /// Makes an error about a line; 0 means the whole file.
   absl::Status bad_line(int64_t line, const std::string& field, const std::string& problem, std::string_view got = {},
                         const std::string& expected = "", const std::string& hint = "") const;

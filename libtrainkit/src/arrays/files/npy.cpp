@@ -9,7 +9,6 @@
 #include "arrays/files/npy_header.h"
 #include "trainkit/arrays/array_file.h"
 #include "trainkit/core/data_error.h"
-#include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/mapped_file.h"

@@ -3,7 +3,6 @@
 #include "arrays/files/npy_header.h"
 #include "data/datasets/copy_rows.h"
 #include "trainkit/core/data_error.h"
-#include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/tensor_dataset.h"
 

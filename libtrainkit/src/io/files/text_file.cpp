@@ -10,7 +10,6 @@
 
 #include "core/base/utf8.h"
 #include "trainkit/core/data_error.h"
-#include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit {

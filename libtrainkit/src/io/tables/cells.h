@@ -2,17 +2,13 @@
 /// Parses the fields of a table, and looks for its columns.
 
 #include <absl/status/statusor.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <charconv>
-#include <cmath>
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "trainkit/core/error.h"
 #include "trainkit/io/text_file.h"
 
 namespace trainkit::detail {
@@ -36,13 +32,8 @@ absl::StatusOr<double> number_of(std::string_view field, Bad bad) {
   return number;
 }
 
-/// Makes the error for a column that a table lacks. `bad` makes it from a problem, what was given, what was expected
-/// and a hint.
-template <class Bad>
-absl::Status no_such_column(Bad bad, const std::vector<std::string>& columns, std::string_view name) {
-  const std::string nearest = nearest_name(name, columns);
-  return bad("no such column", std::string_view(), fmt::format("one of {}", fmt::join(columns, ", ")),
-             nearest.empty() ? std::string() : fmt::format("did you mean '{}'?", nearest));
-}
+/// Makes the error for a column that a table lacks.
+absl::Status no_such_column(const std::string& path, const std::string& kind, const std::vector<std::string>& columns,
+                            std::string_view name);
 
 }  // namespace trainkit::detail

@@ -4,22 +4,6 @@
 #include "trainkit/core/status.h"
 
 namespace trainkit {
-namespace detail {
-
-absl::StatusOr<std::optional<std::string_view>> TableRows::next_line() {
-  while (true) {
-    TRAINKIT_ASSIGN_OR_RETURN(const auto line, lines_.next());
-    if (!line) return std::nullopt;
-    if (without_line_end(*line).empty()) continue;
-    line_ = lines_.number();
-    if (!file_.is_latin1()) return *line;
-    converted_ = file_.to_utf8(*line);
-    return converted_;
-  }
-}
-
-}  // namespace detail
-
 namespace {
 
 /// Splits lines at separators. Lines with quotes are copied, because their fields may continue on the next line.
@@ -143,15 +127,6 @@ class SeparatedRows final : public detail::TableRows {
 
 std::unique_ptr<detail::TableRows> detail::separated_rows(const TextFile& file, const TableOptions& options) {
   return std::make_unique<SeparatedRows>(file, options);
-}
-
-void split_fields(std::string_view text, std::string_view separator, std::vector<std::string_view>& fields) {
-  fields.clear();
-  for (size_t end = text.find(separator); end != text.npos; end = text.find(separator)) {
-    fields.push_back(text.substr(0, end));
-    text.remove_prefix(end + separator.size());
-  }
-  fields.push_back(text);
 }
 
 }  // namespace trainkit

@@ -4,7 +4,6 @@
 
 #include "io/tables/cells.h"
 #include "trainkit/core/data_error.h"
-#include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit {
@@ -33,11 +32,7 @@ bool Table::contains(std::string_view name) const {
 absl::StatusOr<int64_t> Table::column(std::string_view name) const {
   const auto found = std::find(columns_.begin(), columns_.end(), name);
   if (found != columns_.end()) return found - columns_.begin();
-  const auto bad = [&](const std::string& problem, std::string_view, const std::string& expected,
-                       const std::string& hint) {
-    return data_error("data." + kind_, {.file = path_, .field = std::string(name)}, problem, "", expected, hint);
-  };
-  return detail::no_such_column(bad, columns_, name);
+  return detail::no_such_column(path_, kind_, columns_, name);
 }
 
 std::string_view Table::at(int64_t row, int64_t column) const {

@@ -77,14 +77,14 @@ absl::Status TableReader::read_header() {
 
 absl::Status TableReader::take_header() {
   for (const std::string_view name : fields()) {
-    if (find(name)) return bad_line(line(), "", "duplicate column name", name);
+    if (find(name)) return bad_row("", "duplicate column name", name);
     columns_.emplace_back(name);
   }
   const std::string& first = columns_.front();
   const size_t other = first.find_first_of(";\t,");
   if (columns_.size() > 1 || rows_->source().starts_with('"') || other == first.npos) return absl::OkStatus();
-  return bad_line(line(), "", "unexpected separator", first.substr(other, 1), format_,
-                  options_.separator_flag.empty() ? "" : options_.separator_flag + " names the separator");
+  return bad_row("", "unexpected separator", first.substr(other, 1), format_,
+                 options_.separator_flag.empty() ? "" : options_.separator_flag + " names the separator");
 }
 
 absl::Status TableReader::rewind() { return read_header(); }
@@ -101,15 +101,15 @@ absl::StatusOr<bool> TableReader::next() {
 absl::Status TableReader::check_row() const {
   const size_t count = fields().size();
   if (count != columns_.size()) {
-    return bad_line(line(), "", fmt::format("{} field{}", count, count == 1 ? "" : "s"), rows_->source().substr(0, 80),
-                    fmt::format("{}: {}{}", columns_.size(), fmt::join(columns_, ", "),
-                                options_.separator_flag.empty() ? "" : "; see " + options_.separator_flag));
+    return bad_row("", fmt::format("{} field{}", count, count == 1 ? "" : "s"), rows_->source().substr(0, 80),
+                   fmt::format("{}: {}{}", columns_.size(), fmt::join(columns_, ", "),
+                               options_.separator_flag.empty() ? "" : "; see " + options_.separator_flag));
   }
   const bool is_header =
       !is_json_ && has_names_ && count > 1 && std::equal(fields().begin(), fields().end(), columns_.begin());
   if (!is_header) return absl::OkStatus();
-  return bad_line(line(), "", "the names of the first line again", rows_->source().substr(0, 80),
-                  "names in the first line only", "if files with names were joined, remove this line");
+  return bad_row("", "the names of the first line again", rows_->source().substr(0, 80), "names in the first line only",
+                 "if files with names were joined, remove this line");
 }
 
 int64_t TableReader::line() const { return rows_->line(); }
@@ -135,7 +135,7 @@ std::optional<size_t> TableReader::find(std::string_view name) const {
 
 absl::StatusOr<size_t> TableReader::column(std::string_view name) const {
   if (const auto found = find(name)) return *found;
-  return detail::no_such_column([&](auto... what) { return file_.bad(0, std::string(name), what...); }, columns_, name);
+  return detail::no_such_column(path(), options_.kind, columns_, name);
 }
 
 absl::Status TableReader::bad(size_t column, const std::string& problem, const std::string& expected,
