@@ -1,5 +1,5 @@
-// own_trainer: classifies the rows of .npy files. run_app() provides flags, resume, several devices, the memory plan
-// and results; this file contains the model, the data and the metrics.
+// own_trainer: classifies the rows of .npy files. run_app() provides flags, resume, several devices, the memory plan,
+// tests and results; this file contains the model and the data.
 #include <ATen/Context.h>
 #include <ATen/ops/rand.h>
 #include <torch/nn/modules/linear.h>
@@ -10,11 +10,10 @@
 #include <string>
 
 #include "trainkit/app/app.h"
-#include "trainkit/app/placement.h"
 #include "trainkit/arrays/array_file.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/tensor_dataset.h"
-#include "trainkit/nn/functional.h"
+#include "trainkit/tasks/classification.h"
 
 namespace {
 
@@ -29,14 +28,6 @@ struct ClassifierImpl : torch::nn::Module {
   torch::nn::Linear first, second;
 };
 TORCH_MODULE(Classifier);
-
-/// Returns the cross-entropy, with the share of correct rows as a metric. Both are computed on the device.
-LossOutput classifier_loss(Classifier& model, const Batch& batch) {
-  const at::Tensor scores = model->forward(batch["x"]);
-  LossOutput output = cross_entropy(scores, batch["y"]);
-  output.metrics.emplace_back("accuracy", scores.argmax(1).eq(batch["y"]).to(at::kFloat).mean());
-  return output;
-}
 
 class ClassifierApp final : public App {
  public:
@@ -79,26 +70,18 @@ class ClassifierApp final : public App {
     };
     TrainingTask task;
     task.recipe.make_model = [=, this] { return Classifier(inputs, hidden_, classes).ptr(); };
-    task.recipe.loss = make_loss_function(classifier_loss);
+    task.task = classification([](Classifier& model, const Batch& batch) { return model->forward(batch["x"]); },
+                               {.classes = classes});
     task.training_set = part(0, training);
-    test_set_ = task.validation_set = part(training, rows);
+    task.test_set = task.validation_set = part(training, rows);
     task.keep_best = true;
     task.description = {{"data", std::to_string(rows) + " rows of " + std::to_string(inputs) + " features, " +
                                      std::to_string(classes) + " classes"}};
     return task;
   }
 
-  absl::StatusOr<Metrics> test(RunContext& context, const TrainedModel& trained) override {
-    if (trained.result.signal != 0) return Metrics{};
-    TRAINKIT_RETURN_IF_ERROR(trained.load_best().status());
-    TRAINKIT_ASSIGN_OR_RETURN(const auto loader,
-                              evaluation_loader(test_set_, context.run, context.machine, context.placement));
-    return evaluate(trained.devices, *loader, make_loss_function(classifier_loss), trained.precision);
-  }
-
  private:
   int64_t hidden_ = 64;
-  std::shared_ptr<const Dataset> test_set_;
 };
 
 }  // namespace
