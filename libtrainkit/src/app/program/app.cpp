@@ -9,17 +9,18 @@
 
 #include "app/program/adjustments.h"
 #include "app/program/command_line.h"
-#include "app/program/initial_weights.h"
 #include "app/program/repeats.h"
 #include "app/program/run_checks.h"
 #include "app/run/describe_run.h"
 #include "app/run/resume.h"
 #include "app/run/run_files.h"
 #include "app/run/trainer_options.h"
+#include "io/weights/model_weights.h"
 #include "report/report.h"
 #include "report/run_file.h"
 #include "tasks/format_scores.h"
 #include "train/run/run_state.h"
+#include "trainkit/app/initial_weights.h"
 #include "trainkit/app/placement.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
@@ -115,7 +116,11 @@ class AppRun {
     TRAINKIT_ASSIGN_OR_RETURN(
         devices_, DeviceReplicator::create(task_.recipe.make_model, replicator_options(run_, context_.placement)));
     if (run_.init_from.empty() || !run_.resume.empty()) return absl::OkStatus();
-    TRAINKIT_RETURN_IF_ERROR(detail::load_initial_weights(app_, context_, *devices_->module(), task_.description));
+    TRAINKIT_ASSIGN_OR_RETURN(const RunWeights from, find_initial_weights(run_.init_from));
+    LoadWeightsOptions options;
+    TRAINKIT_RETURN_IF_ERROR(app_.adapt_weights(context_, from, options, task_.description));
+    TRAINKIT_ASSIGN_OR_RETURN(const LoadedWeights loaded, load_weights(*devices_->module(), from.file, options));
+    if (!loaded.left_out.empty()) add_facts({{"note", detail::describe_left_out(from.file, loaded.left_out)}});
     devices_->synchronize();
     return absl::OkStatus();
   }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "arrays/files/envi.h"
 #include "io/weights/safetensors_header.h"
 #include "trainkit/arrays/array_file.h"
 #include "trainkit/arrays/mat.h"
@@ -28,7 +29,7 @@ class SingleArray final : public ArraySource {
       : ArraySource(path, std::move(format), {{.name = kOnly}}), read_(read) {}
   absl::StatusOr<at::Tensor> read(std::string_view) const override { return read_(path()); }
   absl::StatusOr<std::vector<double>> numbers(std::string_view attribute) const override {
-    if (read_ == read_envi && attribute == "wavelength") return read_envi_wavelengths(path());
+    if (read_ == read_envi && attribute == "wavelength") return detail::read_envi_wavelengths(path());
     return std::vector<double>{};
   }
 
