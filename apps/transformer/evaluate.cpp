@@ -79,8 +79,8 @@ absl::StatusOr<std::vector<TextInput>> texts_to_evaluate(const TrainedRun& run, 
 }
 
 absl::StatusOr<int> evaluate_text(const TrainedRun& run, const TransformerOptions& options) {
-  TRAINKIT_ASSIGN_OR_RETURN(const auto folder, temporary_folder());
-  CorpusOptions text = corpus_options(options, *folder);
+  TRAINKIT_ASSIGN_OR_RETURN(const auto folder, TemporaryFolder::create());
+  CorpusOptions text = corpus_options(options, folder.path());
   TRAINKIT_ASSIGN_OR_RETURN(text.inputs, texts_to_evaluate(run, options));
   text.validation_input.clear();
   TRAINKIT_ASSIGN_OR_RETURN(text.saved_tokenizer, run.file(kTokenizerFile, "its tokenizer"));

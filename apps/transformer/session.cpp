@@ -3,7 +3,6 @@
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/ops/where.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <cstdio>
 #include <filesystem>
@@ -87,39 +86,6 @@ absl::StatusOr<std::string> prompt_of(const TransformerOptions& options) {
 
 }  // namespace
 
-namespace {
-
-/// Removes the folder with the last copy of the pointer.
-std::shared_ptr<const std::string> remove_at_end(const std::string& folder) {
-  return std::shared_ptr<const std::string>(new std::string(folder), [](const std::string* made) {
-    std::error_code ignored;
-    std::filesystem::remove_all(*made, ignored);
-    delete made;
-  });
-}
-
-/// Creates a folder with a temporary name in `parent`.
-absl::StatusOr<std::shared_ptr<const std::string>> temporary_folder_in(const std::string& parent) {
-  TRAINKIT_ASSIGN_OR_RETURN(const Directory directory, Fs::posix().open_directory(parent));
-  const std::string name = temporary_name("texts");
-  TRAINKIT_RETURN_IF_ERROR(directory.create_directory(name));
-  return remove_at_end(parent + "/" + name);
-}
-
-}  // namespace
-
-absl::StatusOr<std::shared_ptr<const std::string>> temporary_folder() {
-  std::string name = (std::filesystem::temp_directory_path() / "trainkit-XXXXXX").string();
-  if (!mkdtemp(name.data())) {
-    return to_status({.exit_code = ExitCode::kStorage,
-                      .id = "storage.temporary",
-                      .where = name,
-                      .problem = "cannot create a temporary folder",
-                      .hint = "TMPDIR names another place"});
-  }
-  return remove_at_end(name);
-}
-
 TokenizeProgress tokenize_progress() {
   return [shown = int64_t{-1}](int64_t done, int64_t total) mutable {
     const int64_t tenth = total > (int64_t{16} << 20) ? done * 10 / total : -1;
@@ -133,17 +99,17 @@ TokenizeProgress tokenize_progress() {
 
 absl::StatusOr<Session> Session::open(const RunOptions& run, const TransformerOptions& options) {
   // A dry run and a resume that is refused change no file of the run.
-  std::shared_ptr<const std::string> temporary;
+  std::optional<TemporaryFolder> temporary;
   if (run.dry_run || !run.resume.empty()) {
-    TRAINKIT_ASSIGN_OR_RETURN(temporary, temporary_folder());
+    TRAINKIT_ASSIGN_OR_RETURN(temporary, TemporaryFolder::create());
   }
-  CorpusOptions corpus = corpus_options(options, run.dry_run            ? *temporary
+  CorpusOptions corpus = corpus_options(options, run.dry_run            ? temporary->path()
                                                  : run.data_dir.empty() ? run.output_dir
                                                                         : run.data_dir);
   if (!run.resume.empty()) {
     TRAINKIT_ASSIGN_OR_RETURN(const auto saved, earlier_file(run, kTokenizerFile));
     corpus.saved_tokenizer = saved.value_or("");
-    corpus.prepared_dir = *temporary;
+    corpus.prepared_dir = temporary->path();
     corpus.check_digest = [&run](const std::string& digest) { return check_data(run, digest); };
   }
   // Neither does a new run that is refused: it removes the token files that it has written to its folder.
@@ -152,10 +118,10 @@ absl::StatusOr<Session> Session::open(const RunOptions& run, const TransformerOp
   if (owns_cache) TRAINKIT_RETURN_IF_ERROR(Fs::posix().create_directories(run.output_dir).status());
   const auto earlier = owns_cache ? token_files_in(run.output_dir) : std::set<std::filesystem::path>{};
   // A prepared text is needed until it is tokenized. No file of the user can have its place.
-  std::shared_ptr<const std::string> texts;
+  std::optional<TemporaryFolder> texts;
   if (corpus.prepared_dir.empty()) {
-    TRAINKIT_ASSIGN_OR_RETURN(texts, temporary_folder_in(corpus.cache_dir));
-    corpus.prepared_dir = *texts;
+    TRAINKIT_ASSIGN_OR_RETURN(texts, TemporaryFolder::create(corpus.cache_dir));
+    corpus.prepared_dir = texts->path();
   }
   auto prepared = prepare_corpus(corpus, tokenize_progress());
   if (prepared.ok() && options.pack_documents) {
