@@ -14,12 +14,12 @@ absl::Status adapt_rows(const RunWeights& from, const std::vector<std::string>& 
   if (options.plan_data > 0) return absl::OkStatus();
   // Fusions have the same shapes.
   const auto fusion = trainkit::detail::setting_beside(from, "fusion_type");
-  if (options.modality == "both" && fusion && *fusion != options.fusion_type) {
+  if (options.modality == "both" && fusion && *fusion != options.model.fusion) {
     return trainkit::detail::other_meaning(from.file, "fusion_type", "another fusion than in this run", *fusion,
-                                           options.fusion_type, "--fusion_type " + *fusion);
+                                           options.model.fusion, "--fusion_type " + *fusion);
   }
-  const std::pair<const char*, std::string> reading[] = {{"frames", std::to_string(options.frames)},
-                                                         {"image_size", std::to_string(options.image_size)},
+  const std::pair<const char*, std::string> reading[] = {{"frames", std::to_string(options.clips.frames)},
+                                                         {"image_size", std::to_string(options.clips.image_size)},
                                                          {"audio_seconds", fmt::format("{}", options.audio_seconds)}};
   for (const auto& [name, own] : reading) {
     const auto saved = trainkit::detail::setting_beside(from, name);

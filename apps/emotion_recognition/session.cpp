@@ -226,9 +226,9 @@ StepRecipe Session::recipe(const RunOptions& run, const Placement& placement) co
                     .loss = loss(),
                     .dataset = options_.plan_data > 0 ? rows_[0] : train_};
   const auto& sizes = model_sizes();
-  for (auto size = std::find(sizes.begin(), sizes.end(), options_.model_size); size != sizes.begin();) {
+  for (auto size = std::find(sizes.begin(), sizes.end(), options_.model.size); size != sizes.begin();) {
     Session other = *this;
-    other.options_.model_size = *--size;
+    other.options_.model.size = *--size;
     recipe.smaller.emplace_back("--model_size " + *size, [other](StepRecipe& smaller) {
       smaller.make_model = [other] { return other.create_model(); };
     });
@@ -255,8 +255,8 @@ RunFacts Session::describe(const RunOptions& run) const {
   if (test_) clips += ", " + describe_list("test", *test_);
   clips += fmt::format("; {} labels: {}", labels().size(), fmt::join(labels(), ", "));
   const ClipDatasetOptions& row = train_->options();
-  std::string model = fmt::format("{}, {}", options_.model_size, options_.modality);
-  if (options_.modality == "both") model += fmt::format(", fusion by {}", options_.fusion_type);
+  std::string model = fmt::format("{}, {}", options_.model.size, options_.modality);
+  if (options_.modality == "both") model += fmt::format(", fusion by {}", options_.model.fusion);
   if (options_.modality != "audio") {
     model += fmt::format("; {} frames of {} x {}", row.frames, row.image_size, row.image_size);
     model += options_.visual_weights.empty() ? "; ResNet18 with random weights (--visual_weights FILE)"
@@ -267,8 +267,9 @@ RunFacts Session::describe(const RunOptions& run) const {
   if (std::string rest = uses_file ? names_left_out(options_.visual_weights) : ""; !rest.empty())
     facts.emplace_back("note", std::move(rest));
   if (table_) {
-    facts.emplace_back("fold", fmt::format("{} of {}, {}", fold_ + 1, options_.folds,
-                                           options_.group.empty() ? "each clip by itself" : "by " + options_.group));
+    facts.emplace_back(
+        "fold", fmt::format("{} of {}, {}", fold_ + 1, options_.folds,
+                            options_.columns.group.empty() ? "each clip by itself" : "by " + options_.columns.group));
   }
   const bool starts = run.resume.empty() && run.init_from.empty() && options_.plan_data == 0;
   if (starts && options_.modality != "audio" && options_.visual_weights.empty()) {

@@ -35,7 +35,7 @@ absl::Status adapt_rows(const RunWeights& from, const Interactions& interactions
                         LoadWeightsOptions& load, RunFacts& facts) {
   if (!options.plan_data.empty()) return absl::OkStatus();  // made-up users and items
   if (options.model == "gpt2" && options.gpt2.empty()) {
-    TRAINKIT_RETURN_IF_ERROR(trainkit::detail::check_heads(from, "n_head", options.n_head));
+    TRAINKIT_RETURN_IF_ERROR(trainkit::detail::check_heads(from, "n_head", options.sizes.n_head));
   }
   const std::string path = trainkit::detail::file_beside(from, kCatalogFile);
   if (path.empty()) {

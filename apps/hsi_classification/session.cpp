@@ -66,8 +66,8 @@ absl::StatusOr<Session> Session::open(const ConfigParser& parser, const RunOptio
   if (components > scene.bands()) {
     return parser.invalid("pca", "more components than the scene has bands", fmt::format("at most {}", scene.bands()));
   }
-  if (const int64_t least = model_defaults(options.model).min_bands; components == 0 && scene.bands() < least) {
-    return data_error("data.scene", {.file = scene.cube_path}, "too few bands for " + options.model,
+  if (const int64_t least = model_defaults(options.net.model).min_bands; components == 0 && scene.bands() < least) {
+    return data_error("data.scene", {.file = scene.cube_path}, "too few bands for " + options.net.model,
                       std::to_string(scene.bands()), "at least " + std::to_string(least),
                       "--model cnn2d supports any number of bands");
   }
@@ -187,9 +187,10 @@ RunFacts Session::describe(const Split& split) const {
                             prepared_)},
       {"split", fmt::format("{}: {} training, {} validation and {} test pixels; leak {:.1f}%: the share of test "
                             "pixels inside a training patch",
-                            options_.split, split.train.numel(), split.validation.numel(), split.test.numel(),
+                            options_.split.mode, split.train.numel(), split.validation.numel(), split.test.numel(),
                             100 * leak(split))},
-      {"feed", fmt::format("{} patches of {} x {}, {}", options_.model, feed.patch_size(), feed.patch_size(), kind)}};
+      {"feed",
+       fmt::format("{} patches of {} x {}, {}", options_.net.model, feed.patch_size(), feed.patch_size(), kind)}};
   if (!scene_.note.empty()) facts.emplace_back("note", scene_.note);
   const std::pair<const char*, const at::Tensor&> parts[] = {
       {"training", split.train}, {"validation", split.validation}, {"test", split.test}};

@@ -23,11 +23,6 @@
 namespace trainkit::transformer {
 namespace {
 
-GenerateOptions generate_options(const TransformerOptions& options, uint64_t seed) {
-  return {
-      .max_tokens = options.sample_tokens, .temperature = options.temperature, .top_k = options.top_k, .seed = seed};
-}
-
 StateDict state_of(const TransformerConfig& config) {
   return {{"vocab_size", config.vocab_size}, {"block_size", config.block_size}, {"n_layers", config.n_layers},
           {"n_heads", config.n_heads},       {"hidden_dim", config.hidden_dim}, {"bias", config.bias},
@@ -135,8 +130,9 @@ absl::StatusOr<Session> Session::open(const RunOptions& run, const TransformerOp
 std::string describe_findings(const TokenizedText& text, const TransformerOptions& options) {
   std::string findings;
   if (text.crlf > 0) {
-    findings += fmt::format("; {} CRLF line ends{}", text.crlf,
-                            options.normalize_newlines ? " converted to LF" : " (--normalize_newlines converts them)");
+    findings += fmt::format(
+        "; {} CRLF line ends{}", text.crlf,
+        options.corpus.text.normalize_newlines ? " converted to LF" : " (--normalize_newlines converts them)");
   }
   if (text.empty_documents > 0) findings += fmt::format("; {} empty documents skipped", text.empty_documents);
   if (const std::string note = left_out_note(text.left_out); !note.empty()) findings += "; " + note;
@@ -180,14 +176,15 @@ double Session::target_share() const {
   return targets / positions;
 }
 
+std::shared_ptr<const TokenWindows> Session::windows(const TokenizedText& text, TokenWindowsOptions part) const {
+  part.block_size = options_.model.block_size;
+  part.document_end = document_end();
+  return std::make_shared<TokenWindows>(text.tokens, part);
+}
+
 std::vector<std::shared_ptr<const Dataset>> Session::training_texts() const {
   std::vector<std::shared_ptr<const Dataset>> texts;
-  for (const TokenizedText& text : corpus_.texts) {
-    texts.push_back(std::make_shared<TokenWindows>(
-        text.tokens,
-        TokenWindowsOptions{
-            .block_size = options_.block_size, .begin = 0, .end = text.train_tokens, .document_end = document_end()}));
-  }
+  for (const TokenizedText& text : corpus_.texts) texts.push_back(windows(text, {.end = text.train_tokens}));
   return texts;
 }
 
@@ -209,10 +206,7 @@ void Session::mix() {
 ValidationRows Session::validation_rows() const {
   std::vector<std::shared_ptr<const TokenWindows>> texts;
   const auto add = [&](const TokenizedText& text) {
-    texts.push_back(std::make_shared<TokenWindows>(text.tokens, TokenWindowsOptions{.block_size = options_.block_size,
-                                                                                    .begin = text.train_tokens,
-                                                                                    .whole = true,
-                                                                                    .document_end = document_end()}));
+    texts.push_back(windows(text, {.begin = text.train_tokens, .whole = true}));
   };
   if (corpus_.validation) {
     add(*corpus_.validation);
@@ -237,11 +231,10 @@ std::vector<StepRecipe::Choice> smaller_models(const TransformerOptions& options
     });
   };
   TransformerOptions narrow = options, shallow = options, checkpointed = options;
-  narrow.hidden_dim = options.hidden_dim / 2;
-  const bool divides = narrow.hidden_dim > 0 && (options.n_heads == 0 || narrow.hidden_dim % options.n_heads == 0);
-  if (divides) add(fmt::format("--hidden_dim {}", narrow.hidden_dim), narrow);
-  shallow.n_layers = options.n_layers / 2;
-  if (shallow.n_layers > 0) add(fmt::format("--n_layers {}", shallow.n_layers), shallow);
+  const int64_t width = narrow.model.hidden_dim /= 2, layers = shallow.model.n_layers /= 2;
+  const int64_t heads = options.model.n_heads;
+  if (width > 0 && (heads == 0 || width % heads == 0)) add(fmt::format("--hidden_dim {}", width), narrow);
+  if (layers > 0) add(fmt::format("--n_layers {}", layers), shallow);
   checkpointed.gradient_checkpointing = true;
   if (!options.gradient_checkpointing) add("--gradient_checkpointing", checkpointed);
   return models;
@@ -282,7 +275,8 @@ absl::Status Session::save() const {
 }
 
 absl::StatusOr<std::string> Session::sample(Transformer& model, int64_t most_tokens) const {
-  GenerateOptions options = generate_options(options_, run_.seed);
+  GenerateOptions options = options_.sampling;
+  options.seed = run_.seed;
   options.max_tokens = std::min(options.max_tokens, most_tokens);
   return sample_text(model, *corpus_.tokenizer, "", options);
 }
@@ -302,7 +296,9 @@ absl::StatusOr<int> sample_from_run(const RunOptions& run, const TransformerOpti
                                             [&] { return Transformer(config); }, {.devices = {device}}));
   std::fputs((predictor.weights().describe() + "\n").c_str(), stderr);
   Transformer model(std::dynamic_pointer_cast<TransformerImpl>(predictor.model().shared_from_this()));
-  const auto text = sample_text(model, *tokenizer, prompt, generate_options(options, run.seed));
+  GenerateOptions sampling = options.sampling;
+  sampling.seed = run.seed;
+  const auto text = sample_text(model, *tokenizer, prompt, sampling);
   if (!text.ok()) return add_file_to_error(text.status(), options.prompt_file);
   std::fputs((*text + "\n").c_str(), stdout);
   return 0;

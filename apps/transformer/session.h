@@ -56,6 +56,7 @@ class Session {
       : run_(run), options_(options), temporary_(std::move(temporary)), corpus_(std::move(corpus)) {
     mix();
   }
+  std::shared_ptr<const TokenWindows> windows(const TokenizedText& text, TokenWindowsOptions part) const;
   std::vector<std::shared_ptr<const Dataset>> training_texts() const;
   int64_t document_end() const;
   void mix();

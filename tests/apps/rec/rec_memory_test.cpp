@@ -58,7 +58,7 @@ TEST_CASE("GPT-2's cached output has class cache: a vector of its width per text
     const Session session = settings.open();
     const int64_t texts = session.interactions().num_users() + session.interactions().num_items();
     const MemoryBytes standing = record_step_memory(recipe_of(settings, session), 8, 1).value().live();
-    const int64_t tokens = texts * settings.options.max_tokens * 2 * 8;  // ids and mask, while they are in use
+    const int64_t tokens = texts * settings.options.sizes.n_positions * 2 * 8;  // ids and mask, while they are in use
     CHECK(standing[MemoryClass::kCache] == (cached ? texts * 32 * 4 : tokens));
   }
 }
