@@ -55,7 +55,7 @@ absl::StatusOr<TrainingTask> EmotionApp::open(RunContext& context) {
   }
   counts_ = std::make_shared<EvaluationCounts>(static_cast<int64_t>(session_->labels().size()));
   return TrainingTask{
-      .recipe = session_->recipe(context.run, context.placement),
+      .recipe = session_->recipe(),
       .training_set = session_->train_rows(),
       .validation_set = session_->validation_rows(),
       .validation_loss = Session::evaluation_loss(counts_),

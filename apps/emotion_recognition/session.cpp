@@ -70,11 +70,6 @@ at::Tensor accuracy(const at::Tensor& scores, const at::Tensor& labels) {
   return scores.argmax(1).eq(labels).to(at::kFloat).mean();
 }
 
-/// Makes AdamW without parameters.
-std::unique_ptr<AdamW> adamw(const RunOptions& run, int64_t replicas) {
-  return std::make_unique<AdamW>(AdamWOptions{.lr = resolve_lr(run, replicas), .weight_decay = run.weight_decay});
-}
-
 /// "w.pth also has epoch, which were left out"; empty if nothing was. Errors are reported when the model is made.
 std::string names_left_out(const std::string& path) {
   const auto file = WeightFile::open(path);
@@ -218,11 +213,9 @@ LossFunction Session::evaluation_loss(std::shared_ptr<EvaluationCounts> counts) 
   });
 }
 
-StepRecipe Session::recipe(const RunOptions& run, const Placement& placement) const {
-  // The parameter groups of make_optimizer() depend on the model, which the plan has not made yet. They do not change
-  // the size of the optimizer's state.
+StepRecipe Session::recipe() const {
   StepRecipe recipe{.make_model = [this] { return create_model(); },
-                    .make_optimizer = [run, replicas = placement.batch.replicas] { return adamw(run, replicas); },
+                    .make_optimizer = nullptr,  // the kit's AdamW; parameter groups do not change the size of its state
                     .loss = loss(),
                     .dataset = options_.plan_data > 0 ? rows_[0] : train_};
   const auto& sizes = model_sizes();
@@ -312,7 +305,8 @@ at::Tensor class_scores(EmotionModel& model, const Batch& batch) {
 
 std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, const EmotionOptions& options,
                                           const torch::nn::Module& model, int64_t replicas) {
-  auto optimizer = adamw(run, replicas);
+  auto optimizer =
+      std::make_unique<AdamW>(AdamWOptions{.lr = resolve_lr(run, replicas), .weight_decay = run.weight_decay});
   const std::pair<std::string, double> rates[] = {{"visual", options.used_lr_visual(run.lr)},
                                                   {"audio", options.used_lr_audio(run.lr)},
                                                   {"fusion", options.used_lr_fusion(run.lr)}};

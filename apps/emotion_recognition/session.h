@@ -68,7 +68,7 @@ class Session {
   static LossFunction evaluation_loss(std::shared_ptr<EvaluationCounts> counts);
 
   /// Describes a training step to the memory planner. Valid as long as this session.
-  StepRecipe recipe(const RunOptions& run, const Placement& placement) const;
+  StepRecipe recipe() const;
 
   /// Describes the clips and the model, with warnings.
   RunFacts describe(const RunOptions& run) const;

@@ -82,13 +82,10 @@ class Choices {
 
 }  // namespace
 
-std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replicas) {
-  return std::make_unique<AdamW>(AdamWOptions{.lr = resolve_lr(run, replicas), .weight_decay = run.weight_decay});
-}
-
 std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replicas,
                                           std::optional<double> embedding_decay, const torch::nn::Module& model) {
-  std::unique_ptr<Optimizer> optimizer = make_optimizer(run, replicas);
+  auto optimizer =
+      std::make_unique<AdamW>(AdamWOptions{.lr = resolve_lr(run, replicas), .weight_decay = run.weight_decay});
   if (!embedding_decay) return optimizer;
   ParamGroup embeddings{.params = {}, .weight_decay = embedding_decay, .name = "embeddings"};
   std::vector<ParamGroup> groups = default_param_groups(model);
@@ -122,12 +119,11 @@ int64_t Session::device_tables_bytes(const RecOptions& options) const {
   return texts + (options.negatives == "in_batch" ? interactions_.num_users() * interactions_.num_items() : 0);
 }
 
-StepRecipe Session::recipe(const RunOptions& run, const Placement& placement, const TripletFeed& feed) const {
+StepRecipe Session::recipe(const Placement& placement, const TripletFeed& feed) const {
   std::vector<at::Device> devices = placement.devices;
   if (!devices.front().is_cpu()) devices.emplace_back(at::kCPU);
   StepRecipe recipe;
   recipe.make_model = [this] { return create_model(); };
-  recipe.make_optimizer = [run, replicas = placement.batch.replicas] { return make_optimizer(run, replicas); };
   recipe.loss = loss(feed, devices);
   recipe.dataset =
       std::make_shared<DifferentTriplets>(feed.triplets->size(), interactions_.num_users(), interactions_.num_items());

@@ -16,7 +16,6 @@
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/nn/functional.h"
-#include "trainkit/optim/adam.h"
 #include "trainkit/train/checkpoint.h"
 
 namespace trainkit::hsi {
@@ -140,13 +139,12 @@ LossFunction Session::evaluation_loss(std::shared_ptr<EvaluationCounts> counts) 
   });
 }
 
-StepRecipe Session::recipe(const RunOptions& run, const Placement& placement, const at::Tensor& pixels) const {
-  StepRecipe recipe{
-      .make_model = [model = model()] { return create_model(model); },
-      .make_optimizer = [run, replicas = placement.batch.replicas] { return make_optimizer(run, replicas); },
-      .loss = loss(pixels),
-      .dataset = rows(pixels, options_.augment),
-      .cache_bytes = resident_bytes(*feed_)};
+StepRecipe Session::recipe(const at::Tensor& pixels) const {
+  StepRecipe recipe{.make_model = [model = model()] { return create_model(model); },
+                    .make_optimizer = nullptr,  // the kit's AdamW
+                    .loss = loss(pixels),
+                    .dataset = rows(pixels, options_.augment),
+                    .cache_bytes = resident_bytes(*feed_)};
   const HsiModelOptions own = model();
   const auto simple = model_defaults("cnn2d");
   if (own.model != "cnn2d" && own.model != "mlp" && own.patch_size >= simple.min_patch_size) {
@@ -200,10 +198,6 @@ RunFacts Session::describe(const Split& split) const {
     facts.emplace_back("warning:", fmt::format("no {} pixel of {}", name, missing));
   }
   return facts;
-}
-
-std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replicas) {
-  return std::make_unique<AdamW>(AdamWOptions{.lr = resolve_lr(run, replicas), .weight_decay = run.weight_decay});
 }
 
 absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) {

@@ -6,6 +6,7 @@
 #include "test_util.h"
 #include "trainkit/app/memory_plan.h"
 #include "trainkit/memory/batch_size_planner.h"
+#include "trainkit/optim/adam.h"
 #include "trainkit/train/step_memory.h"
 
 using namespace trainkit;
@@ -14,8 +15,10 @@ using namespace trainkit::test;
 namespace {
 
 StepRecipe recipe_of(const RecGiven& settings, const Session& session) {
-  return session.recipe(settings.run, settings.placement,
-                        session.feed(Part::kTrain, settings.run, settings.placement).value());
+  StepRecipe recipe =
+      session.recipe(settings.placement, session.feed(Part::kTrain, settings.run, settings.placement).value());
+  recipe.make_optimizer = [] { return std::make_unique<AdamW>(AdamWOptions{}); };
+  return recipe;
 }
 
 int64_t counted(const StepRecipe& recipe, int64_t rows) {
