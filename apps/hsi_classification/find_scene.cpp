@@ -10,13 +10,13 @@
 #include <cmath>
 #include <functional>
 
-#include "io/files/folder_files.h"
 #include "trainkit/arrays/array_file.h"
 #include "trainkit/arrays/mat.h"
 #include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
+#include "trainkit/io/folder_files.h"
 
 namespace trainkit::hsi {
 namespace {

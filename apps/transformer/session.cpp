@@ -8,13 +8,13 @@
 #include <filesystem>
 #include <set>
 
-#include "io/files/folder_files.h"
 #include "trainkit/app/app.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/format.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/adapters.h"
+#include "trainkit/io/folder_files.h"
 #include "trainkit/io/mapped_file.h"
 #include "trainkit/train/checkpoint.h"
 #include "transformer/demo_text.h"
