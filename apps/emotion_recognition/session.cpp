@@ -126,7 +126,9 @@ absl::StatusOr<Session> Session::open(const RunOptions& run, const EmotionOption
 absl::StatusOr<Session> Session::open_fold(const RunOptions& run, const EmotionOptions& options, int64_t fold) {
   const auto& names = options.dataset == "MELD" ? meld_emotions() : std::vector<std::string>{};
   TRAINKIT_ASSIGN_OR_RETURN(ClipList table, read_split(run, options, "train", options.train_csv, names));
-  TRAINKIT_ASSIGN_OR_RETURN(const auto folds, assign_folds(table, options.folds, run.seed));
+  std::vector<std::string> groups;
+  for (const Clip& clip : table.clips) groups.push_back(clip.group);
+  TRAINKIT_ASSIGN_OR_RETURN(const auto folds, group_folds(groups, options.folds, run.seed, table.csv));
   const FoldRows rows = rows_of_fold(folds, options.folds, fold);
   const ClipDatasetOptions dataset = dataset_options(options);
   const auto part = [&](const std::vector<int64_t>& some) {

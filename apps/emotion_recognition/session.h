@@ -12,9 +12,9 @@
 
 #include "emotion_recognition/clip_cache.h"
 #include "emotion_recognition/clip_dataset.h"
-#include "emotion_recognition/folds.h"
 #include "emotion_recognition/options.h"
 #include "trainkit/app/placement.h"
+#include "trainkit/data/split.h"
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/report/summary.h"
 #include "trainkit/train/checkpoint.h"
@@ -31,7 +31,7 @@ namespace trainkit::emotion {
 class Session {
  public:
   /// Finds and reads the splits. Errors: those of find_split, read_clips, check_absent, check_disjoint and
-  /// assign_folds. With --folds it is the run of fold `fold`, whose parts come from the training table.
+  /// group_folds. With --folds it is the run of fold `fold`, whose parts come from the training table.
   static absl::StatusOr<Session> open(const RunOptions& run, const EmotionOptions& options, int64_t fold = 0);
 
   const std::shared_ptr<const ClipDataset>& train() const { return train_; }

@@ -13,6 +13,7 @@
 #include "trainkit/app/placement.h"
 #include "trainkit/arrays/array_file.h"
 #include "trainkit/core/status.h"
+#include "trainkit/data/split.h"
 #include "trainkit/data/tensor_dataset.h"
 #include "trainkit/nn/functional.h"
 
@@ -71,19 +72,16 @@ class ClassifierApp final : public App {
   absl::StatusOr<TrainingTask> open(RunContext& context) override {
     TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor x, read_npy(context.run.data_dir + "/x.npy"));
     TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor y, read_npy(context.run.data_dir + "/y.npy"));
-    const int64_t rows = x.size(0), training = rows * 4 / 5;
     const int64_t inputs = x.size(1), classes = y.max().item<int64_t>() + 1;
-    const auto part = [&](int64_t begin, int64_t end) {
-      return std::make_shared<TensorDataset>(
-          TensorDataset({{"x", x.slice(0, begin, end)}, {"y", y.slice(0, begin, end)}}));
-    };
+    const auto rows = std::make_shared<TensorDataset>(TensorDataset({{"x", x}, {"y", y}}));
+    const auto parts = random_split(rows, {0.8, 0.2}, context.run.seed);
     TrainingTask task;
     task.recipe.make_model = [=, this] { return Classifier(inputs, hidden_, classes).ptr(); };
     task.recipe.loss = make_loss_function(classifier_loss);
-    task.training_set = part(0, training);
-    test_set_ = task.validation_set = part(training, rows);
+    task.training_set = parts[0];
+    test_set_ = task.validation_set = parts[1];
     task.keep_best = true;
-    task.description = {{"data", std::to_string(rows) + " rows of " + std::to_string(inputs) + " features, " +
+    task.description = {{"data", std::to_string(x.size(0)) + " rows of " + std::to_string(inputs) + " features, " +
                                      std::to_string(classes) + " classes"}};
     return task;
   }
