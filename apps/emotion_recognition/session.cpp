@@ -152,23 +152,29 @@ std::vector<ClipPart> Session::parts() const {
   return parts;
 }
 
+RowCacheOptions Session::cache_options() const {
+  return {.folder = options_.cache_dir,
+          .num_threads = available_cpus(),
+          .is_lasting = is_lasting,
+          .noun = "clips",
+          .hint = "use fewer --frames or a smaller --image_size, or decode in each epoch without --cache_dir"};
+}
+
 RunFacts Session::describe_cache() const {
   if (options_.cache_dir.empty()) return {};
-  return {{"cache", emotion::describe_cache(cached_parts(), options_.cache_dir)}};
+  return {{"cache", describe_row_cache(to_cache(cached_parts()), cache_options())}};
 }
 
 absl::StatusOr<int> Session::fill_cache(const MachineInfo& machine, const Placement& placement,
                                         const std::function<void(const std::string&)>& say) {
   if (options_.cache_dir.empty()) return 0;
   const SignalWatch signals;
-  const auto cached =
-      cache_clips(cached_parts(),
-                  {.folder = options_.cache_dir,
-                   .num_threads = available_cpus(),
-                   .first = machine.local_rank == 0,
-                   .barrier = [&] { return placement.group ? placement.group->barrier("cache") : absl::OkStatus(); },
-                   .say = say,
-                   .stop = [] { return SignalWatch::stop_signal() != 0; }});
+  RowCacheOptions options = cache_options();
+  options.first = machine.local_rank == 0;
+  options.barrier = [&] { return placement.group ? placement.group->barrier("cache") : absl::OkStatus(); };
+  options.say = say;
+  options.stop = [] { return SignalWatch::stop_signal() != 0; };
+  const auto cached = cache_rows(to_cache(cached_parts()), options);
   if (absl::IsCancelled(cached.status())) return 128 + SignalWatch::stop_signal();
   TRAINKIT_RETURN_IF_ERROR(cached.status());
   if (table_) {

@@ -50,7 +50,7 @@ class Session {
   /// Decodes the clips that --cache_dir lacks with all CPUs, or waits for the process that does so. Local rank 0
   /// decodes, unless another run already does. `say` prints a line. Does nothing without --cache_dir.
   ///
-  /// Returns 0, or 128 + n if signal n stopped it. Errors: those of cache_clips and of other ranks.
+  /// Returns 0, or 128 + n if signal n stopped it. Errors: those of cache_rows and of other ranks.
   absl::StatusOr<int> fill_cache(const MachineInfo& machine, const Placement& placement,
                                  const std::function<void(const std::string&)>& say);
   /// Describes the cache; empty without --cache_dir.
@@ -85,6 +85,7 @@ class Session {
   static absl::StatusOr<Session> open_fold(const RunOptions& run, const EmotionOptions& options, int64_t fold);
   /// Returns the clips to cache: the parts, or the table of all folds.
   std::vector<ClipPart> cached_parts() const;
+  RowCacheOptions cache_options() const;
 
   EmotionOptions options_;
   std::shared_ptr<const ClipDataset> train_, validation_, test_;
