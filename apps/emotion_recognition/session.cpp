@@ -222,8 +222,8 @@ std::shared_ptr<Task> Session::task() const {
 }
 
 StepRecipe Session::recipe() const {
+  // The plan uses the kit's AdamW: the parameter groups of make_optimizer() do not change the size of its state.
   StepRecipe recipe{.make_model = [this] { return create_model(); },
-                    .make_optimizer = nullptr,  // the kit's AdamW; parameter groups do not change the size of its state
                     .loss = task()->training_loss(),
                     .dataset = options_.plan_data > 0 ? rows_[0] : train_};
   const auto& sizes = model_sizes();

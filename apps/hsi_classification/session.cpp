@@ -142,7 +142,6 @@ std::shared_ptr<Task> Session::task(const at::Tensor& pixels) const { return tas
 
 StepRecipe Session::recipe(const at::Tensor& pixels) const {
   StepRecipe recipe{.make_model = [model = model()] { return create_model(model); },
-                    .make_optimizer = nullptr,  // the kit's AdamW
                     .loss = task(pixels)->training_loss(),
                     .dataset = rows(pixels, options_.augment),
                     .cache_bytes = resident_bytes(*feed_)};
