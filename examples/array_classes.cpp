@@ -39,7 +39,6 @@ struct ClassesApp final : App {
         *this, [this](TrainedRun& run) { return to_predict(run); }, "FOLDER")};
   }
   absl::StatusOr<RowsToPredict> to_predict(TrainedRun& run) {
-    if (run.words.empty()) return bad_word("FOLDER", "not given");
     TRAINKIT_ASSIGN_OR_RETURN(rows, ArrayFolder::open(run.options.data_dir));
     TRAINKIT_ASSIGN_OR_RETURN(const auto other, ArrayFolder::open(run.words.front()));
     return RowsToPredict{model(), task({}), other, [other](int64_t row) { return other->name(row); }};

@@ -84,7 +84,6 @@ struct MultiLabelApp final : App {
   }
   std::vector<AppCommand> commands() override { return {predict_command(*this, to_predict, "X.npy")}; }
   static absl::StatusOr<RowsToPredict> to_predict(TrainedRun& run) {
-    if (run.words.empty()) return bad_word("X.npy", "not given");
     TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor x, read_npy(run.words.front()));
     TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor y, read_npy(run.options.data_dir + "/y.npy"));
     return RowsToPredict{[=] { return torch::nn::Linear(x.size(1), y.size(1)).ptr(); }, task(y.size(1)),

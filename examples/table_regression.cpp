@@ -52,7 +52,6 @@ struct RegressionApp final : App {
   std::vector<AppCommand> commands() override { return {predict_command(*this, to_predict, "TABLE.csv")}; }
 
   static absl::StatusOr<RowsToPredict> to_predict(TrainedRun& run) {
-    if (run.words.empty()) return bad_word("TABLE.csv", "not given");
     TRAINKIT_ASSIGN_OR_RETURN(const std::string stored, run.file("table.json", "its columns"));
     TRAINKIT_ASSIGN_OR_RETURN(const TableSchema schema, TableSchema::load(stored));
     TRAINKIT_ASSIGN_OR_RETURN(const Table table, Table::open(run.words.front()));

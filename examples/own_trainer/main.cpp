@@ -67,7 +67,6 @@ class ClassifierApp final : public App {
 
  private:
   absl::StatusOr<RowsToPredict> open_rows(TrainedRun& run) {
-    if (run.words.empty()) return bad_word("X.npy", "not given");
     TRAINKIT_RETURN_IF_ERROR(read_classes(run.options));
     TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor x, read_npy(run.words.front()));
     return RowsToPredict{model(x.size(1)), task(), std::make_shared<TensorDataset>(TensorDataset({{"x", x}}))};

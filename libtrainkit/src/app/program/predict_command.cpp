@@ -18,8 +18,9 @@ std::string csv_line(const std::string& first, const std::vector<std::string>& m
   return line + "\n";
 }
 
-absl::StatusOr<int> run_predict(TrainedRun& run, const std::string& out,
+absl::StatusOr<int> run_predict(TrainedRun& run, const std::string& words, const std::string& out,
                                 const std::function<absl::StatusOr<RowsToPredict>(TrainedRun&)>& make) {
+  if (run.words.empty()) return bad_word(words, "not given");
   if (!out.empty()) TRAINKIT_RETURN_IF_ERROR(run.check_output(out));
   run.predictor.loader.on_error = OnError::kSkip;
   TRAINKIT_ASSIGN_OR_RETURN(const RowsToPredict rows, make(run));
@@ -69,14 +70,15 @@ AppCommand predict_command(App& app, std::function<absl::StatusOr<RowsToPredict>
                 .metavar = "FILE",
                 .flag_only = true});
   };
-  return command_on_run(
-      app, {.name = "predict",
-            .summary = "Predicts rows with a trained run.",
-            .words = "RUN " + words,
-            .examples = {program + " predict runs/one " + words + " --out predictions.csv"},
-            .flags = {"out", "overwrite"},
-            .add_flags = add_flags,
-            .body = [out, make = std::move(make)](TrainedRun& run) { return run_predict(run, *out, make); }});
+  return command_on_run(app, {.name = "predict",
+                              .summary = "Predicts rows with a trained run.",
+                              .words = "RUN " + words,
+                              .examples = {program + " predict runs/one " + words + " --out predictions.csv"},
+                              .flags = {"out", "overwrite"},
+                              .add_flags = add_flags,
+                              .body = [words, out, make = std::move(make)](TrainedRun& run) {
+                                return run_predict(run, words, *out, make);
+                              }});
 }
 
 }  // namespace trainkit
