@@ -56,7 +56,7 @@ TEST_CASE("A schema standardises numbers, numbers categories and marks missing v
   CHECK(schema.width() == 1 + 3 + 2);
   const auto rows = TableDataset::create(table, schema).value();
   const Batch batch = batch_of_all(rows);
-  CHECK(batch["y"].equal(at::tensor({100.0F, 140.5F, 180.0F, 120.0F})));
+  CHECK(batch["y"].equal(at::tensor({100.0, 140.5, 180.0, 120.0}, at::kDouble)));
   CHECK(batch["categories"].flatten().equal(at::tensor({1, 2, 1, 0}, at::kLong)));
   CHECK(rows->unknown() == std::map<std::string, int64_t>{{"city", 1}});
   CHECK(rows->describe(2) == dir / "t.csv" + ":4");

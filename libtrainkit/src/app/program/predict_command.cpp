@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <cstdio>
 #include <memory>
 
 #include "trainkit/app/app.h"
@@ -39,14 +40,16 @@ absl::StatusOr<int> run_predict(TrainedRun& run, const std::string& words, const
     return rows.task->prediction(rows.task->outputs()(model, batch));
   };
   TRAINKIT_ASSIGN_OR_RETURN(const auto bad, predictor.run(rows.dataset, forward, take));
+  // Predictions on the screen are alone on stdout, so that they can be piped.
+  const auto note = [&](const std::string& line) { std::fputs((line + "\n").c_str(), out.empty() ? stderr : stdout); };
   const std::vector<std::string> columns = rows.task->prediction_columns();
   std::string text = csv_line(word, columns);
   for (const BadSample& sample : bad) {
     lines[static_cast<size_t>(sample.index)] = csv_line(name(sample.index), std::vector<std::string>(columns.size()));
-    print_line(fmt::format("{} {} left empty: {}", word, name(sample.index), sample.cause));
+    note(fmt::format("{} {} left empty: {}", word, name(sample.index), sample.cause));
   }
   for (const std::string& line : lines) text += line;
-  for (const std::string& note : rows.notes) print_line(note);
+  for (const std::string& line : rows.notes) note(line);
   if (out.empty()) {
     print_line(text.substr(0, text.size() - 1));
     return 0;
