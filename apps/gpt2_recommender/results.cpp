@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "gpt2_recommender/adapters.h"
@@ -21,6 +22,7 @@ std::vector<std::string> names_of(const Metrics& all, const std::string& metric)
   for (const auto& [name, value] : all) {
     if (name != metric) names.push_back(name);
   }
+  std::sort(names.begin() + 1, names.end(), natural_less);
   return names;
 }
 
