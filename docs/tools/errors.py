@@ -22,6 +22,7 @@ FILE_NAME = re.compile(r"\.(html|json|pkl|txt|yaml)$")
 COMPOSED = {
     "libtrainkit/src/config/command_line.cpp": [("cli", r'\bflag_error\("(\w+)"')],
     "libtrainkit/src/config/option_uses.cpp": [("cli", r'\bflag_error\("(\w+)"')],
+    "libtrainkit/src/config/words.cpp": [("cli", r'\bflag_error\("(\w+)"')],
     "libtrainkit/src/config/config.cpp": [("cli", r'\bflag_error\("(\w+)"'), ("cli", r'\bblame\([^;"]*"(\w+)",'),
                                           ("config", r'\bblame\([^;"]*"(\w+)",')],
     "libtrainkit/src/app/program/predictor.cpp": [("run", r'\brun_error\("(\w+)"'), ("run", r'\bis_run \? "(\w+)" : "none",')],
