@@ -13,8 +13,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
+#include "app/program/trainer_mark.h"
 #include "app/program/waiting.h"
 #include "trainkit/command.h"
 #include "trainkit/core/error.h"
@@ -36,6 +39,14 @@ std::vector<std::string> program_folders() {
     if (absl::StartsWith(folder, "/")) folders.emplace_back(folder);
   }
   return folders;
+}
+
+/// Whether a file is a trainer: of this toolkit, which may be started by a launcher, or one with the mark of run_app().
+bool is_trainer(const std::string& path) {
+  if (fs::path(path).filename().string().starts_with("trainkit-")) return true;
+  std::ifstream file(path, std::ios::binary);
+  const std::string content{std::istreambuf_iterator<char>(file), {}};
+  return content.find(trainkit::detail::kTrainerMark) != content.npos;
 }
 
 bool is_program(const std::string& path) {
@@ -88,15 +99,15 @@ absl::StatusOr<std::string> find_trainer_of(const std::string& run) {
   const std::string name = has_name ? json["program"].get<std::string>() : "";
   const bool is_name = !name.empty() && name.find('/') == name.npos && name[0] != '.' && name != "trainkit";
   const std::string found = is_name ? find_program({name}) : "";
-  if (!found.empty()) return found;
-  return to_status(
-      {.exit_code = ExitCode::kUsage,
-       .id = "cli.value",
-       .where = path,
-       .field = "program",
-       .problem = is_name ? "no such program in the folder of trainkit or on the PATH" : "is not the name of a trainer",
-       .got = name,
-       .hint = "name the trainer of this run: --app NAME or --app PATH"});
+  if (!found.empty() && is_trainer(found)) return found;
+  return to_status({.exit_code = ExitCode::kUsage,
+                    .id = "cli.value",
+                    .where = path,
+                    .field = "program",
+                    .problem = is_name && found.empty() ? "no such program in the folder of trainkit or on the PATH"
+                                                        : "is not the name of a trainer",
+                    .got = name,
+                    .hint = "name the trainer of this run: --app NAME or --app PATH"});
 }
 
 absl::Status become(std::vector<std::string> words) {

@@ -15,8 +15,9 @@ namespace trainkit::tool {
 /// this program, then in those of PATH. Error of exit code 2 that names --app of `parser` if there is none.
 absl::StatusOr<std::string> find_trainer(const ConfigParser& parser, const std::string& app);
 
-/// Returns the program that made a run, by the name in its run.json, from the same folders. The name is never a path,
-/// which would let a run folder from elsewhere start a program in it. Error of exit code 2 if there is none.
+/// Returns the program that made a run, by the name in its run.json, from the same folders. A run folder from elsewhere
+/// starts no other program: the name is never a path, and the program must be one with run_app(). Error of exit code 2
+/// if there is none.
 absl::StatusOr<std::string> find_trainer_of(const std::string& run);
 
 /// Replaces this process by a program. Returns only an error, of exit code 2.

@@ -196,7 +196,7 @@ def problems_of_entry(id_, entry, exit_codes, text):
 
 # Ids whose message is that of LibTorch, of the operating system or of the caller's code.
 WITHOUT_TEXT = {"bug.internal", "ckpt.file", "config.file", "data.loss", "data.row", "device.failed", "dist.unavailable",
-                "plan.trainer", "program.missing", "program.start", "run.failed", "storage.full", "storage.io", "storage.write",
+                "program.missing", "program.start", "run.failed", "storage.full", "storage.io", "storage.write",
                 "user.exception", "weights.file"}
 
 

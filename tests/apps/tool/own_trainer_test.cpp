@@ -28,9 +28,10 @@ struct OwnPlace {
   TempDir dir;
 };
 
-/// Writes a program that leaves a file next to it and prints its arguments.
-void write_program(const std::string& path) {
-  std::ofstream(path) << "#!/bin/sh\n: > \"$0.started\"\necho \"started with $*\"\n";
+/// Writes a program that leaves a file next to it and prints its arguments. A trainer has the mark of run_app().
+void write_program(const std::string& path, bool is_trainer = true) {
+  std::ofstream(path) << "#!/bin/sh\n: > \"$0.started\"\necho \"started with $*\"\n"
+                      << (is_trainer ? "# trainkit trainer: run_app\n" : "");
   fs::permissions(path, fs::perms::owner_all);
 }
 
@@ -146,6 +147,7 @@ TEST_CASE("export starts the program that run.json names, never a path", "[apps]
   const TempDir dir;
   fs::create_directories(dir / "programs");
   for (const char* name : {"trainer", "programs/trainer", ".trainer"}) write_program(dir / name);
+  write_program(dir / "programs/other", /*is_trainer=*/false);
   const std::string path = std::getenv("PATH");
   // A relative folder, or none, would be the one where trainkit was started.
   const EnvironmentVariable paths("PATH", (path + "::." + ":" + dir / "programs").c_str());
@@ -155,9 +157,10 @@ TEST_CASE("export starts the program that run.json names, never a path", "[apps]
     words.insert(words.end(), more.begin(), more.end());
     return run_to_end("trainkit", words, dir.path().string());
   };
-  for (const std::string& program : {dir / "trainer", std::string("./trainer"), std::string("../x"),
-                                     std::string("run/../trainer"), std::string(".trainer"), std::string(".."),
-                                     std::string(), std::string("trainkit"), std::string("no_trainer")}) {
+  for (const std::string& program :
+       {dir / "trainer", std::string("./trainer"), std::string("../x"), std::string("run/../trainer"),
+        std::string(".trainer"), std::string(".."), std::string(), std::string("trainkit"), std::string("no_trainer"),
+        std::string("other"), std::string("sh")}) {
     const Ended refused = exported(program);
     INFO(program << "\n" << refused.errors);
     CHECK(refused.code == 2);
@@ -167,6 +170,8 @@ TEST_CASE("export starts the program that run.json names, never a path", "[apps]
   CHECK_FALSE(fs::exists(dir / "trainer.started"));
   CHECK_FALSE(fs::exists(dir / ".trainer.started"));
   CHECK_FALSE(fs::exists(dir / "programs/trainer.started"));
+  CHECK_FALSE(fs::exists(dir / "programs/other.started"));
+  CHECK_THAT(exported("own_trainer").errors, Catch::Contains("own_trainer cannot be written as ONNX"));
   const Ended named = exported("trainer");
   CHECK(named.code == 0);
   CHECK(named.output == "started with export " + dir / "run" + " " + dir / "model.onnx" + "\n");

@@ -49,15 +49,15 @@ EpochTime predict_epoch(const MemoryPlan& memory, const EpochTimeOptions& option
   for (const auto& [name, bytes] : memory.weight_bytes) time.gradient_bytes += static_cast<double>(bytes);
   // The last step of an epoch may have fewer rows, so this is the mean over the steps.
   time.step_seconds = rows / steps / static_cast<double>(devices) * memory.row_flops /
-                      (options.gpu.flops_per_second * options.efficiency);
+                      (options.gpu.flops_per_second * options.flags.efficiency);
   time.computing = steps * time.step_seconds;
   const StepCost step = make_step_cost(time.step_seconds, static_cast<int64_t>(time.gradient_bytes),
                                        {.micro_steps = memory.plan.grad_accum_steps});
   const ScalingPrediction all = predict_scaling(step, {.devices_per_node = devices, .inside = options.link});
   time.exchange = steps * all.exposed_seconds;
-  time.reading = rows * static_cast<double>(memory.row_bytes) / options.read_bytes_per_second;
-  if (options.rows_per_second > 0) {
-    time.decoding = rows / (options.rows_per_second * static_cast<double>(options.workers));
+  time.reading = rows * static_cast<double>(memory.row_bytes) / (1e9 * options.flags.read_gbs);
+  if (options.flags.row_rate > 0) {
+    time.decoding = rows / (options.flags.row_rate * static_cast<double>(options.flags.workers));
   }
   return time;
 }
@@ -71,7 +71,7 @@ std::string describe_epoch(const MemoryPlan& memory, const EpochTimeOptions& opt
       time_of("computing", time.computing,
               fmt::format("{:.0f} rows x {:.3g} GFLOP (counted here) / {} x {:.4g} TFLOP/s in bf16 ({}) x {:.0f}% ({})",
                           rows, memory.row_flops / 1e9, devices, options.gpu.flops_per_second / 1e12,
-                          options.gpu.source, 100 * options.efficiency, options.efficiency_source));
+                          options.gpu.source, 100 * options.flags.efficiency, options.efficiency_source));
   if (devices > 1) {
     text += time_of(
         "gradients", time.exchange,
@@ -81,11 +81,11 @@ std::string describe_epoch(const MemoryPlan& memory, const EpochTimeOptions& opt
   }
   text += time_of("reading", time.reading,
                   fmt::format("{:.3g} GB of decoded rows at {:.3g} GB/s (assumed, --read_gbs), at the same time",
-                              bytes / 1e9, options.read_bytes_per_second / 1e9));
+                              bytes / 1e9, options.flags.read_gbs));
   if (time.decoding > 0) {
     text += time_of("decoding", time.decoding,
                     fmt::format("instead of reading, or once for a cache: {} workers x {:.3g} rows/s (--row_rate)",
-                                options.workers, options.rows_per_second));
+                                options.flags.workers, options.flags.row_rate));
   }
   text += fmt::format("{} per epoch of decoded rows, bound by {}", format_duration(time.seconds()), time.bound());
   text += fmt::format(" ({:.3g} s)", time.seconds());
@@ -105,7 +105,7 @@ nlohmann::ordered_json epoch_json(const EpochTimeOptions& options, const EpochTi
   return {
       {"gpu", options.gpu.name},
       {"flops_per_second", options.gpu.flops_per_second},
-      {"efficiency", options.efficiency},
+      {"efficiency", options.flags.efficiency},
       {"step_seconds", time.step_seconds},
       {"computing_seconds", time.computing},
       {"exchange_seconds", time.exchange},

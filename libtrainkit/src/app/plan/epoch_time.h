@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "trainkit/app/memory_plan.h"
+#include "trainkit/app/plan.h"
 #include "trainkit/distributed/scaling.h"
 
 namespace trainkit::detail {
@@ -28,17 +29,9 @@ const GpuSheet* find_gpu(const std::string& name);
 
 struct EpochTimeOptions {
   GpuSheet gpu;
-  /// Share of `gpu.flops_per_second` that a training step reaches.
-  double efficiency = 0;
+  Link link;
+  PlanFlags flags;
   std::string efficiency_source = "of ResNet-50 on an RTX 4090, published";
-  /// Link between the devices.
-  Link link = {};
-  /// Loader workers over all devices.
-  int64_t workers = 12;
-  /// Rows that one worker reads and decodes per second. 0 means unknown.
-  double rows_per_second = 0;
-  /// Read speed of rows that were decoded before.
-  double read_bytes_per_second = 5e9;
 };
 
 /// Seconds of an epoch, each part as if it ran alone. Reading and decoding overlap with computing; the exchange is the

@@ -12,6 +12,7 @@
 #include "app/program/initial_weights.h"
 #include "app/program/repeats.h"
 #include "app/program/run_checks.h"
+#include "app/program/trainer_mark.h"
 #include "app/run/describe_run.h"
 #include "app/run/resume.h"
 #include "app/run/run_files.h"
@@ -29,6 +30,8 @@
 
 namespace trainkit {
 namespace {
+
+__attribute__((used, retain)) const std::string_view kMark = detail::kTrainerMark;
 
 constexpr char kDeviceRemark[] =
     "Defaults marked (cuda) or (cpu) depend on the device: these are of this machine's. --print_config shows the "

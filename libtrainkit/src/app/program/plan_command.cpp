@@ -38,12 +38,7 @@ absl::StatusOr<std::optional<detail::EpochTimeOptions>> time_options(const Confi
   }
   const detail::GpuSheet* sheet = detail::find_gpu(flags.gpu);
   if (sheet == nullptr) return std::nullopt;
-  detail::EpochTimeOptions options{.gpu = *sheet,
-                                   .efficiency = flags.efficiency,
-                                   .link = *link,
-                                   .workers = flags.workers,
-                                   .rows_per_second = flags.row_rate,
-                                   .read_bytes_per_second = 1e9 * flags.read_gbs};
+  detail::EpochTimeOptions options{.gpu = *sheet, .link = *link, .flags = flags};
   if (parser.is_given("efficiency")) options.efficiency_source = "--efficiency";
   return options;
 }
