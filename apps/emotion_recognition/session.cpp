@@ -1,14 +1,13 @@
 #include "emotion_recognition/session.h"
 
-#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <vector>
 
-#include "app/results/classification.h"
 #include "io/weights/model_weights.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/processors.h"
@@ -16,8 +15,8 @@
 #include "trainkit/core/status.h"
 #include "trainkit/data/adapters.h"
 #include "trainkit/io/weight_file.h"
-#include "trainkit/nn/functional.h"
 #include "trainkit/optim/adam.h"
+#include "trainkit/tasks/classification.h"
 #include "trainkit/train/trainer.h"
 #include "trainkit/train/weights.h"
 
@@ -63,11 +62,6 @@ ClipList planned_list(int64_t clips) {
   ClipList list{.csv = "--plan_data", .folder = ".", .labels = meld_emotions(), .clips = {}};
   for (int64_t i = 0; i < clips; ++i) list.clips.push_back({"clip", i % std::ssize(list.labels), i + 2});
   return list;
-}
-
-at::Tensor accuracy(const at::Tensor& scores, const at::Tensor& labels) {
-  const c10::NoGradGuard no_grad;
-  return scores.argmax(1).eq(labels).to(at::kFloat).mean();
 }
 
 /// Makes AdamW without parameters.
@@ -196,26 +190,32 @@ std::shared_ptr<EmotionModel> Session::create_model() const {
   return model;
 }
 
-LossFunction Session::loss() const {
-  const auto loss_of = std::make_shared<ClassificationLoss>(
-      options_.class_weights ? class_weights(train_->list().counts()) : at::Tensor(), options_.label_smoothing);
-  return make_loss_function([loss_of](EmotionModel& model, const Batch& batch) {
-    const at::Tensor& labels = batch["label"];
-    const at::Tensor scores = class_scores(model, batch);
-    LossOutput output((*loss_of)(scores, labels));
-    output.metrics = {{"accuracy", accuracy(scores, labels)}};
-    return output;
-  });
-}
-
-LossFunction Session::evaluation_loss(std::shared_ptr<EvaluationCounts> counts) {
-  return make_loss_function([counts = std::move(counts)](EmotionModel& model, const Batch& batch) {
-    const at::Tensor scores = class_scores(model, batch);
-    counts->add(batch, batch["label"], scores);
-    LossOutput output(cross_entropy(scores, batch["label"]));
-    output.metrics = {{"accuracy", accuracy(scores, batch["label"])}};
-    return output;
-  });
+std::shared_ptr<Task> Session::task() const {
+  ClassificationOptions options{
+      .labels = labels(),
+      .label_field = "label",
+      .training_counts = train_->list().counts(),
+      .weight_classes = options_.class_weights,
+      .label_smoothing = options_.label_smoothing,
+      .monitor = "weighted_f1",
+      .scores = {{"accuracy", "accuracy"},
+                 {"weighted_f1", "weighted F1"},
+                 {"macro_f1", "macro F1"},
+                 {"majority", "always the most frequent label:", ScoreName::Kind::kPercent, /*aside=*/true},
+                 {"unreadable", "unreadable clips:", ScoreName::Kind::kCount, /*aside=*/true}},
+      .validation_scores = {"weighted_f1", "macro_f1"},
+      .row_word = "clip",
+      .class_word = "label",
+      .title = "Emotions in the test clips"};
+  if (test_) {
+    options.row_name = [test = test_](int64_t row) {
+      const ClipList& list = test->list();
+      return std::filesystem::path(list.clips[static_cast<size_t>(row)].path).lexically_relative(list.folder).string();
+    };
+    options.label_of = [test = test_](int64_t row) { return test->list().clips[static_cast<size_t>(row)].label; };
+    options.absent = test_->list().absent();
+  }
+  return classification(class_scores, std::move(options));
 }
 
 StepRecipe Session::recipe(const RunOptions& run, const Placement& placement) const {
@@ -223,7 +223,7 @@ StepRecipe Session::recipe(const RunOptions& run, const Placement& placement) co
   // the size of the optimizer's state.
   StepRecipe recipe{.make_model = [this] { return create_model(); },
                     .make_optimizer = [run, replicas = placement.batch.replicas] { return adamw(run, replicas); },
-                    .loss = loss(),
+                    .loss = task()->training_loss(),
                     .dataset = options_.plan_data > 0 ? rows_[0] : train_};
   const auto& sizes = model_sizes();
   for (auto size = std::find(sizes.begin(), sizes.end(), options_.model_size); size != sizes.begin();) {

@@ -17,13 +17,9 @@
 #include "trainkit/app/placement.h"
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/report/summary.h"
+#include "trainkit/tasks/task.h"
 #include "trainkit/train/checkpoint.h"
-#include "trainkit/train/loss.h"
 #include "trainkit/train/step_memory.h"
-
-namespace trainkit {
-class EvaluationCounts;
-}
 
 namespace trainkit::emotion {
 
@@ -59,13 +55,9 @@ class Session {
   /// Makes a new model and loads --visual_weights. Throws absl::BadStatusOrAccess with the Error of the file.
   std::shared_ptr<EmotionModel> create_model() const;
 
-  /// Returns the training loss, cross-entropy with label smoothing and class weights (ClassificationLoss), and the
-  /// metric "accuracy".
-  LossFunction loss() const;
-
-  /// Returns the evaluation loss: plain cross-entropy, comparable between runs with other loss settings, and
-  /// "accuracy". Adds the predictions to `counts`.
-  static LossFunction evaluation_loss(std::shared_ptr<EvaluationCounts> counts);
+  /// Returns the classification of clips: label smoothing and class weights in training, weighted F1 chooses the best
+  /// weights.
+  std::shared_ptr<Task> task() const;
 
   /// Describes a training step to the memory planner. Valid as long as this session.
   StepRecipe recipe(const RunOptions& run, const Placement& placement) const;

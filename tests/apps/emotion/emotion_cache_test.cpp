@@ -183,7 +183,7 @@ TEST_CASE("A run with --cache_dir has the weights, scores and bad clips of a run
     const Ended ended = run_emotion(place.dir, place.flags(name, flags));
     INFO(ended.output << ended.errors);
     REQUIRE(ended.code == 0);
-    CHECK_THAT(ended.output, Catch::Contains("without 1 clips that could not be read"));
+    CHECK_THAT(ended.output, Catch::Contains("unreadable clips: 1)"));
     const size_t cache = ended.output.find("cache  ");
     return std::make_pair(results(place, name, "00000004"),
                           cache == std::string::npos ? "" : ended.output.substr(cache));

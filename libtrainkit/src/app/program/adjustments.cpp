@@ -16,8 +16,12 @@ namespace {
 
 void fill_in_defaults(TrainingTask& task, const RunContext& context) {
   StepRecipe& recipe = task.recipe;
+  if (task.task) {
+    if (!recipe.loss) recipe.loss = task.task->training_loss();
+    if (!task.validation_loss) task.validation_loss = task.task->validation_loss();
+  }
   TORCH_CHECK(recipe.make_model && recipe.loss && task.training_set,
-              "App::open must return a model factory, a loss and a training set");
+              "App::open must return a model factory, a loss or a task, and a training set");
   if (!recipe.make_optimizer) {
     recipe.make_optimizer = [run = context.run, replicas = context.placement.batch.replicas] {
       return std::make_unique<AdamW>(AdamWOptions{.lr = resolve_lr(run, replicas), .weight_decay = run.weight_decay});
