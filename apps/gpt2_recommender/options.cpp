@@ -11,7 +11,6 @@
 
 #include "trainkit/config/config.h"
 #include "trainkit/core/status.h"
-#include "trainkit/memory/batch_size_planner.h"
 
 namespace trainkit::rec {
 namespace {
@@ -19,6 +18,16 @@ namespace {
 constexpr int64_t kMostPlanned = 1 << 24;
 constexpr int64_t kDefaultBatch = 2048;
 constexpr int64_t kPatienceOfFewRows = 40;  // their scores vary more from epoch to epoch
+
+// Source: the recommended settings of the recommender's guide.
+constexpr MemoryPreset kMemoryPresets[] = {{"over_8gib", "more than 8 GiB", 2048, true, 8},
+                                           {"4_to_8gib", "4 to 8 GiB", 1024, true, 4},
+                                           {"under_4gib", "less than 4 GiB", 512, false, 2}};
+
+/// The sizes of GPT-2 small and of the recommender's vectors.
+Settings gpt2_small() {
+  return {{"n_layer", "12"}, {"n_head", "12"}, {"n_embd", "768"}, {"vocab_size", "50257"}, {"embed_dim", "64"}};
+}
 
 /// Scores of a list, as ranking_scores names them.
 const char* const kMetrics[] = {"ndcg", "recall", "hit", "mrr", "precision"};
@@ -93,24 +102,46 @@ void set_run_defaults(RunOptions& run) {
   run.cuda_graph = CudaGraph::kAuto;
 }
 
+const MemoryPreset& preset_for_memory(int64_t device_bytes) {
+  constexpr int64_t kGiB = int64_t{1} << 30;
+  return kMemoryPresets[device_bytes > 8 * kGiB ? 0 : device_bytes >= 4 * kGiB ? 1 : 2];
+}
+
 void add_rec_presets(ConfigParser& parser) {
-  for (const MemoryPreset& preset : memory_presets()) {
+  for (const MemoryPreset& preset : kMemoryPresets) {
     parser.add_preset(preset.name,
                       {{"global_batch_size", std::to_string(preset.global_batch_size)},
                        {"use_cache", preset.use_cache ? "true" : "false"},
                        {"parallel", std::to_string(preset.devices)}},
                       fmt::format("{} devices of {}", preset.devices, preset.memory));
   }
-  parser.add_preset("gpt2_small",
-                    {{"n_layer", "12"},
-                     {"n_head", "12"},
-                     {"n_embd", "768"},
-                     {"vocab_size", "50257"},
-                     {"embed_dim", "64"},
-                     {"global_batch_size", "2048"},
-                     {"use_cache", "true"},
-                     {"parallel", "8"}},
-                    "GPT-2 small (random weights without --gpt2), 2048 rows per step, 8 devices");
+  Settings small = gpt2_small();
+  small.insert(small.end(), {{"global_batch_size", "2048"}, {"use_cache", "true"}, {"parallel", "8"}});
+  parser.add_preset("gpt2_small", small, "GPT-2 small (random weights without --gpt2), 2048 rows per step, 8 devices");
+}
+
+PlanExample plan_example(const ConfigParser& parser, int64_t device_bytes) {
+  PlanExample example{.settings = {{"gpu_memory", "24GiB"}},
+                      .guide = "8 devices, 2048 rows per step, cache",
+                      .parts = {{"weights", 500, 600, "weights"},
+                                {"  GPT-2", 500, 500, "", {"gpt2"}},
+                                {"  embeddings", 10, 50, "", {"user_embedding", "item_embedding"}},
+                                {"  MLP", 5, 20, "", {"user_mlp", "item_mlp", "projection"}},
+                                {"cache", 2, 3, "cache"},
+                                {"activations", 100, 200, "activations"},
+                                {"gradients", 600, 600, "gradients"},
+                                {"optimizer", 1200, 1200, "optimizer"},
+                                {"in all", 2500, 3000, "total"}}};
+  Settings& settings = example.settings;
+  if (!parser.is_given("data_dir")) settings.emplace_back("plan_data", "6040x3706x1000209");
+  if (parser.is_given("preset")) return example;
+  const MemoryPreset& preset = preset_for_memory(device_bytes > 0 ? device_bytes : int64_t{24} << 30);
+  settings.insert(settings.end(), {{"global_batch_size", std::to_string(preset.global_batch_size)},
+                                   {"use_cache", preset.use_cache ? "true" : "false"},
+                                   {"devices", std::to_string(preset.devices)}});
+  const Settings small = gpt2_small();
+  settings.insert(settings.end(), small.begin(), small.end());
+  return example;
 }
 
 std::string share_global_batch(const ConfigParser& parser, RunOptions& run, int64_t replicas) {

@@ -10,6 +10,7 @@
 #include "gpt2_recommender/ranking.h"
 #include "gpt2_recommender/ratings.h"
 #include "gpt2_recommender/triplets.h"
+#include "trainkit/app/plan.h"
 #include "trainkit/app/run_options.h"
 #include "trainkit/config/config.h"
 #include "trainkit/nn/gpt2.h"
@@ -83,8 +84,28 @@ void set_run_defaults(RunOptions& run);
 /// Adds every flag of RecOptions.
 void add_rec_flags(ConfigParser& parser, RecOptions& options);
 
-/// Adds the presets by GPU memory. Call it after all flags were added.
+/// A preset by the memory of a device.
+struct MemoryPreset {
+  /// Name of the preset, such as "4_to_8gib", and the memory of a device in words.
+  const char* name = "";
+  const char* memory = "";
+  int64_t global_batch_size = 0;
+  bool use_cache = false;
+  int64_t devices = 0;
+};
+
+/// Returns the preset for the memory of one device:
+///   over_8gib   more than 8 GiB       2048 rows, with a cache, 8 devices
+///   4_to_8gib   4 to 8 GiB inclusive  1024 rows, with a cache, 4 devices
+///   under_4gib  less than 4 GiB        512 rows, without a cache, 2 devices
+const MemoryPreset& preset_for_memory(int64_t device_bytes);
+
+/// Adds these presets and that of GPT-2 small. Call it after all flags were added.
 void add_rec_presets(ConfigParser& parser);
+
+/// Returns the example of the reference guide (docs/guides.md): GPT-2 small with the users and items of MovieLens 1M,
+/// with the preset for `device_bytes`, or for 24 GiB if that is 0. A preset that was given by name stays.
+PlanExample plan_example(const ConfigParser& parser, int64_t device_bytes);
 
 /// Divides the global batch (default 2048 rows) among `replicas` devices: max(1, global / replicas) rows each, as one
 /// micro-batch. Returns a sentence that reports rows added or dropped by rounding; empty if there are none.

@@ -15,6 +15,18 @@
 
 namespace trainkit::hsi {
 
+namespace {
+
+PlanExample plan_example(const ConfigParser& parser, int64_t) {
+  for (const char* flag : {"data_dir", "cube", "plan_data", "scene"}) {
+    if (parser.is_given(flag)) return {};
+  }
+  return {.settings = {{"plan_data", "145x145x200x16x10249"}},
+          .data = "Indian Pines: 145 x 145 pixels, 200 bands, 16 classes, 10249 labelled pixels"};
+}
+
+}  // namespace
+
 std::vector<AppCommand> HsiApp::commands() {
   std::vector<AppCommand> commands = benchmark_commands();
   commands.insert(commands.begin(), {predict_command(*this, options_), export_command(*this, options_)});
@@ -33,7 +45,8 @@ AppInfo HsiApp::info() const {
                        "trainkit-hsi predict runs/hsi --cube scene.mat --out prediction",
                        "trainkit-hsi export runs/hsi model.onnx", "trainkit-hsi benchmark --gpus 4"},
           .help_flags = {"scene", "cube", "gt", "model", "patch_size"},
-          .files = {kSplitFile, kTrainedSceneFile}};
+          .files = {kSplitFile, kTrainedSceneFile},
+          .plan_example = plan_example};
 }
 
 absl::StatusOr<int> HsiApp::write_demo_data(const std::string& folder, uint64_t seed) {

@@ -16,6 +16,7 @@
 
 #include "trainkit/app/memory_plan.h"
 #include "trainkit/app/placement.h"
+#include "trainkit/app/plan.h"
 #include "trainkit/app/predictor.h"
 #include "trainkit/app/run_folder.h"
 #include "trainkit/app/run_options.h"
@@ -49,6 +50,9 @@ struct AppInfo {
   /// Files that App::save writes, relative to the run's folder ("tokenizer.json"). A new run does not start if one
   /// exists that no earlier run is known to have written.
   std::vector<std::string> files = {};
+  /// Returns what `PROGRAM plan` assumes where no flag says it: the sizes of an example, so that it needs no data.
+  /// `parser` has the flags, `device_bytes` is the memory that they give a device, or 0. Null: nothing is assumed.
+  std::function<PlanExample(const ConfigParser& parser, int64_t device_bytes)> plan_example = nullptr;
 };
 
 /// The settings of one run. References stay valid until run_app() returns.
@@ -157,7 +161,7 @@ class App : private detail::RemovedFunctions {
   // ---- Flags
 
   /// Returns the subcommands of the program, for example command_on_run(*this, ...) for `trainkit-hsi predict`. A
-  /// command line without one trains.
+  /// command line without one trains. Every program also has `plan` and `benchmark`, unless one of that name is here.
   virtual std::vector<AppCommand> commands();
   virtual AppInfo info() const = 0;
   /// Changes defaults of the shared flags.
@@ -276,7 +280,7 @@ struct RunCommand {
   std::string name;
   /// One line, also the description in --help of the command.
   std::string summary;
-  /// Words in the usage line before the flags.
+  /// Words in the usage line: one is needed for each, or RUN alone with "...".
   std::string words = "RUN";
   std::vector<std::string> examples = {};
   /// Flags that --help lists before those of devices: the command's own, and some of the trainer.

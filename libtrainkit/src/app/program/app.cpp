@@ -11,6 +11,7 @@
 #include "app/program/command_line.h"
 #include "app/program/repeats.h"
 #include "app/program/run_checks.h"
+#include "app/program/trainer_mark.h"
 #include "app/run/describe_run.h"
 #include "app/run/resume.h"
 #include "app/run/run_files.h"
@@ -31,6 +32,8 @@
 
 namespace trainkit {
 namespace {
+
+__attribute__((used, retain)) const std::string_view kMark = detail::kTrainerMark;
 
 constexpr char kDeviceRemark[] =
     "Defaults marked (cuda) or (cpu) depend on the device: these are of this machine's. --print_config shows the "
@@ -66,13 +69,8 @@ class AppRun {
   /// Runs one training, or sets `was_finished` for a resumed run that has ended. `memory` is planned by the first of
   /// several repeats; `task` is set to that of the run.
   absl::StatusOr<int> train(std::optional<MemoryPlan>& memory, bool& was_finished, TaskOfRepeats& task) {
-    torch::manual_seed(run_.seed);
-    TRAINKIT_ASSIGN_OR_RETURN(task_, app_.open(context_));
-    detail::fill_in_defaults(task_, context_);
+    TRAINKIT_ASSIGN_OR_RETURN(task_, detail::open_task(app_, context_));
     task = {task_.task, task_.repeat_word};
-    TRAINKIT_RETURN_IF_ERROR(check_data(run_, task_.data_digest));
-    const int64_t rows = task_.order ? task_.order->size() : task_.training_set->size();
-    add_facts(detail::fit_batch_to_rows(context_.parser, run_, context_.placement.batch, rows));
     if (!memory) {
       TRAINKIT_ASSIGN_OR_RETURN(memory,
                                 plan_memory(context_.parser, run_, context_.machine, task_.recipe, context_.placement));
@@ -334,54 +332,36 @@ absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& 
 }
 
 absl::StatusOr<int> run(int argc, const char* const* argv, App& app, ProgramState& program) {
-  const std::vector<AppCommand> commands = app.commands();
-  TRAINKIT_ASSIGN_OR_RETURN(const std::optional<int> command, run_command(commands, argc, argv));
-  if (command) return *command;
-  RunOptions run;
-  app.set_defaults(run);
   const AppInfo info = app.info();
+  const std::vector<AppCommand> commands = all_commands(app);
+  TRAINKIT_ASSIGN_OR_RETURN(const std::optional<int> command, run_command(info.name, commands, argc, argv));
+  if (command) return *command;
   ProgramInfo program_info = shared_help(
       {.name = info.name, .description = info.description, .examples = info.examples, .help_flags = info.help_flags});
   for (const AppCommand& each : commands) program_info.commands.emplace_back(each.name, each.summary);
   program_info.remark = kDeviceRemark;
-  ConfigParser parser(std::move(program_info));
-  add_run_flags(parser, run);
-  app.add_flags(parser);
-  detail::continue_with_own_settings(parser, run);
-  TRAINKIT_ASSIGN_OR_RETURN(const Request request, detail::explain_settings_error(parser.parse(argc, argv), info.name));
-  const auto set_device_defaults = [&](at::Device device) {
-    parser.set_defaults(app.device_defaults(device.is_cuda()), device.is_cuda() ? "cuda" : "cpu");
-    app.set_dependent_defaults(parser);
-  };
-  // None depends on a flag or on the launcher's environment, so that none can fail.
-  if (request == Request::kHelp) {
-    set_device_defaults(resolve_device(parser, run, MachineInfo::here()).value_or(at::kCPU));
-  }
-  if (request == Request::kVersion || request == Request::kHelp || request == Request::kCompletion) {
-    print_line(parser.text(request));
-    if (request == Request::kCompletion) complete_commands(commands, {argv + 1, argv + argc});
-    return 0;
-  }
-  TRAINKIT_ASSIGN_OR_RETURN(const MachineInfo machine, launched_machine());
-  TRAINKIT_ASSIGN_OR_RETURN(const at::Device device, resolve_device(parser, run, machine));
-  set_device_defaults(device);
+  TrainerLine line(app, std::move(program_info));
+  TRAINKIT_ASSIGN_OR_RETURN(const Request request, line.parse({argv + 1, argv + argc}));
+  ConfigParser& parser = line.parser;
+  RunOptions& run = line.run;
+  const MachineInfo& machine = line.machine;
   if (request == Request::kPrintConfig) {
     // The values that a run uses, as far as they do not depend on its data.
     app.resolve_options(parser, run, machine).IgnoreError();
     if (run.max_steps > 0) detail::shorten_warmup(parser, run, run.max_steps);
+  }
+  if (request != Request::kRun) {
     print_line(parser.text(request));
+    if (request == Request::kCompletion) complete_commands(commands, {argv + 1, argv + argc});
     return 0;
   }
   if (!run.make_demo_data.empty()) {
     TRAINKIT_RETURN_IF_ERROR(parser.check_used({{modes::kDemoData}, "with --make_demo_data"}));
     return make_demo_data(app, parser, run);
   }
-  TRAINKIT_RETURN_IF_ERROR(app.resolve_options(parser, run, machine));
-  TRAINKIT_RETURN_IF_ERROR(check_run_options(parser, run, machine));
-  TRAINKIT_RETURN_IF_ERROR(app.check_options(parser, run));
-  TRAINKIT_RETURN_IF_ERROR(detail::check_flags(app, parser, run, machine));
+  TRAINKIT_RETURN_IF_ERROR(line.check(app.mode_instead().value_or(ProgramMode{{modes::kTrain}, "in training"})));
   use_fast_kernels();
-  TRAINKIT_ASSIGN_OR_RETURN(const std::optional<int> instead, app.run_instead(run, device));
+  TRAINKIT_ASSIGN_OR_RETURN(const std::optional<int> instead, app.run_instead(run, line.device));
   if (instead) return *instead;
   return train_all(app, parser, run, machine, program);
 }

@@ -7,6 +7,7 @@
 #include "trainkit/app/run_options.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/report/summary.h"
+#include "trainkit/tasks/task.h"
 #include "trainkit/train/trainer.h"
 
 namespace trainkit::detail {

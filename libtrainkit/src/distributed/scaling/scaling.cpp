@@ -1,4 +1,4 @@
-#include "trainkit/scaling_model.h"
+#include "trainkit/distributed/scaling.h"
 
 #include <c10/util/Exception.h>
 

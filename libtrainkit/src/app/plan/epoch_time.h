@@ -2,16 +2,16 @@
 /// Predicts the time of an epoch on devices that this machine does not have, and its bottleneck. The prediction is
 /// arithmetic on published or given figures; each names its source.
 
-#include <absl/status/statusor.h>
-
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-#include "trainkit/scaling_model.h"
+#include "trainkit/app/memory_plan.h"
+#include "trainkit/app/plan.h"
+#include "trainkit/distributed/scaling.h"
 
-namespace trainkit::tool {
+namespace trainkit::detail {
 
 /// Data-sheet figures of a device.
 struct GpuSheet {
@@ -27,24 +27,11 @@ const std::vector<GpuSheet>& gpu_sheets();
 /// Returns the device of that name; nullptr if it is unknown.
 const GpuSheet* find_gpu(const std::string& name);
 
-/// Share of the data sheet's operations that training reaches. Source: ResNet-50 in half precision trains at
-/// 1,776 images/s on one RTX 4090 (batch 256, tf_cnn_benchmarks, published at server-gear.com), with 24.5 G operations
-/// per image (forward and backward). That is 26 % of the data sheet's 165.2 T operations/s.
-inline constexpr double kPublishedEfficiency = 0.26;
-
 struct EpochTimeOptions {
   GpuSheet gpu;
-  /// Share of `gpu.flops_per_second` that a training step reaches.
-  double efficiency = kPublishedEfficiency;
+  Link link;
+  PlanFlags flags;
   std::string efficiency_source = "of ResNet-50 on an RTX 4090, published";
-  /// Link between the devices.
-  Link link = {};
-  /// Loader workers over all devices.
-  int64_t workers = 12;
-  /// Rows that one worker reads and decodes per second. 0 means unknown.
-  double rows_per_second = 0;
-  /// Read speed of rows that were decoded before.
-  double read_bytes_per_second = 5e9;
 };
 
 /// Seconds of an epoch, each part as if it ran alone. Reading and decoding overlap with computing; the exchange is the
@@ -65,14 +52,13 @@ struct EpochTime {
   std::string bound() const;
 };
 
-/// Predicts an epoch from the "plan" of a trainer's dry run. Reads "rows", "row_flops", "row_bytes",
-/// "grad_accum_steps", "devices", "steps_per_epoch" and "weight_bytes".
-EpochTime predict_epoch(const nlohmann::ordered_json& plan, const EpochTimeOptions& options);
+/// Predicts an epoch from the plan of a dry run.
+EpochTime predict_epoch(const MemoryPlan& memory, const EpochTimeOptions& options);
 
 /// Formats the prediction as lines, each figure with its source. With several devices the last line is the
 /// `trainkit scale` command for the same step.
-std::string describe_epoch(const nlohmann::ordered_json& plan, const EpochTimeOptions& options, const EpochTime& time);
+std::string describe_epoch(const MemoryPlan& memory, const EpochTimeOptions& options, const EpochTime& time);
 /// Formats the prediction as JSON.
 nlohmann::ordered_json epoch_json(const EpochTimeOptions& options, const EpochTime& time);
 
-}  // namespace trainkit::tool
+}  // namespace trainkit::detail
