@@ -3,7 +3,6 @@
 
 #include "trainkit/app/app.h"
 #include "trainkit/core/status.h"
-#include "trainkit/data/adapters.h"
 #include "trainkit/data/array_folder.h"
 #include "trainkit/data/split.h"
 #include "trainkit/tasks/classification.h"
@@ -26,13 +25,13 @@ struct ClassesApp final : App {
   }
   absl::StatusOr<TrainingTask> open(RunContext& context) override {
     TRAINKIT_ASSIGN_OR_RETURN(rows, ArrayFolder::open(context.run.data_dir));
-    const auto parts = random_split(rows->size(), {0.8, 0.1, 0.1}, 0);
-    const auto part = [&](size_t i) { return std::make_shared<Subset>(rows, parts[i]); };
+    const auto parts = random_split(rows, {0.8, 0.1, 0.1});
+    const auto name = [this, test = parts[2]](int64_t row) { return rows->name(test->source(row).second); };
     return TrainingTask{.recipe = {.make_model = model()},
-                        .training_set = part(0),
-                        .validation_set = part(1),
-                        .task = task([this, test = parts[2]](int64_t row) { return rows->name(test[row]); }),
-                        .test_set = part(2),
+                        .training_set = parts[0],
+                        .validation_set = parts[1],
+                        .task = task(name),
+                        .test_set = parts[2],
                         .keep_best = true};
   }
   std::vector<AppCommand> commands() override {

@@ -37,7 +37,7 @@ struct RegressionApp final : App {
   }
   absl::StatusOr<TrainingTask> open(RunContext&) override {
     TRAINKIT_ASSIGN_OR_RETURN(const Table table, Table::open(csv));
-    const auto parts = random_split(table.rows(), {0.8, 0.1, 0.1}, 0);
+    const auto parts = random_split(table.rows(), {0.8, 0.1, 0.1});
     TRAINKIT_ASSIGN_OR_RETURN(schema, TableSchema::learn(table, parts[0], {.target = target}));
     TRAINKIT_ASSIGN_OR_RETURN(const auto rows, TableDataset::create(table, schema));
     const auto part = [&](size_t i) { return std::make_shared<Subset>(rows, parts[i]); };

@@ -70,7 +70,7 @@ absl::StatusOr<TrainingTask> EmotionApp::open(RunContext& context) {
   std::vector<std::pair<std::string, std::vector<BadSample>>> absent;
   for (const ClipPart& part : session_->parts()) absent.emplace_back(part.name, part.clips->list().absent());
   return TrainingTask{
-      .recipe = session_->recipe(context.run, context.placement),
+      .recipe = session_->recipe(),
       .training_set = session_->train_rows(),
       .validation_set = session_->validation_rows(),
       .task = session_->task(),

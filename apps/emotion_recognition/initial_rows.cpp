@@ -13,10 +13,10 @@ absl::Status adapt_rows(const RunWeights& from, const std::vector<std::string>& 
                         LoadWeightsOptions& load, RunFacts& facts) {
   if (options.plan_data > 0) return absl::OkStatus();
   if (options.modality == "both") {  // fusions have the same shapes
-    TRAINKIT_RETURN_IF_ERROR(check_setting(from, "fusion_type", options.fusion_type, "fusion"));
+    TRAINKIT_RETURN_IF_ERROR(check_setting(from, "fusion_type", options.model.fusion, "fusion"));
   }
-  const std::pair<const char*, std::string> reading[] = {{"frames", std::to_string(options.frames)},
-                                                         {"image_size", std::to_string(options.image_size)},
+  const std::pair<const char*, std::string> reading[] = {{"frames", std::to_string(options.clips.frames)},
+                                                         {"image_size", std::to_string(options.clips.image_size)},
                                                          {"audio_seconds", fmt::format("{}", options.audio_seconds)}};
   for (const auto& [name, own] : reading) {
     const auto saved = setting_beside(from, name);

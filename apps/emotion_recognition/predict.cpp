@@ -10,13 +10,13 @@
 
 #include "emotion_recognition/clip_windows.h"
 #include "emotion_recognition/session.h"
-#include "io/files/folder_files.h"
 #include "trainkit/app/placement.h"
 #include "trainkit/app/stored_values.h"
 #include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
+#include "trainkit/io/folder_files.h"
 #include "trainkit/io/table.h"
 #include "trainkit/train/checkpoint.h"
 

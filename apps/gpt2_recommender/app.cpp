@@ -70,7 +70,7 @@ absl::StatusOr<TrainingTask> RecommenderApp::open(RunContext& context) {
   const std::string chosen = fit_regularisation(context.parser, context.run, options_, training.triplets->size());
   if (!chosen.empty()) description.emplace_back("chosen", chosen);
   return TrainingTask{
-      .recipe = session_->recipe(run, placement, training),
+      .recipe = session_->recipe(placement, training),
       .training_set = training.rows(),
       .validation_set = validation.rows(),
       .loss = session_->loss(training, placement.devices),

@@ -33,7 +33,7 @@ absl::Status adapt_rows(const RunWeights& from, const Interactions& interactions
                         LoadWeightsOptions& load, RunFacts& facts) {
   if (!options.plan_data.empty()) return absl::OkStatus();  // made-up users and items
   if (options.model == "gpt2" && options.gpt2.empty()) {
-    TRAINKIT_RETURN_IF_ERROR(check_setting(from, "n_head", std::to_string(options.n_head), "number of heads"));
+    TRAINKIT_RETURN_IF_ERROR(check_setting(from, "n_head", std::to_string(options.sizes.n_head), "number of heads"));
   }
   const std::string path = file_beside(from, kCatalogFile);
   if (path.empty()) {

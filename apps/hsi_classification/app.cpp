@@ -71,7 +71,7 @@ absl::StatusOr<TrainingTask> HsiApp::open(RunContext& context) {
   }
   TRAINKIT_ASSIGN_OR_RETURN(split_, session_->split(context.run));
   const auto validation_set = session_->rows(split_.validation, /*augment=*/false);
-  return TrainingTask{.recipe = session_->recipe(context.run, context.placement, split_.train),
+  return TrainingTask{.recipe = session_->recipe(split_.train),
                       .training_set = session_->rows(split_.train, options_.augment),
                       .validation_set = validation_set->size() > 0 ? validation_set : nullptr,
                       .task = session_->task(split_.train),

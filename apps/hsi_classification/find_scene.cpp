@@ -9,12 +9,12 @@
 #include <cctype>
 #include <cmath>
 
-#include "io/files/folder_files.h"
 #include "trainkit/arrays/array_source.h"
 #include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
+#include "trainkit/io/folder_files.h"
 
 namespace trainkit::hsi {
 namespace {

@@ -96,8 +96,9 @@ absl::StatusOr<int> predict(const TrainedRun& run, const HsiOptions& options, co
   }
   TRAINKIT_ASSIGN_OR_RETURN(const std::string stored, run.file(kTrainedSceneFile, "the statistics of its scene"));
   TRAINKIT_ASSIGN_OR_RETURN(const TrainedScene trained, load_trained_scene(stored));
-  TRAINKIT_ASSIGN_OR_RETURN(const Cube cube, load_cube(options.cube, is_given("cube_key") ? options.cube_key : ""));
-  TRAINKIT_ASSIGN_OR_RETURN(const SelectedBands bands, select_bands(cube, trained, options.cube));
+  TRAINKIT_ASSIGN_OR_RETURN(const Cube cube,
+                            load_cube(options.scene.cube, is_given("cube_key") ? options.scene.cube_key : ""));
+  TRAINKIT_ASSIGN_OR_RETURN(const SelectedBands bands, select_bands(cube, trained, options.scene.cube));
   TRAINKIT_ASSIGN_OR_RETURN(const Prediction prediction, classify(run, options, trained, bands.values));
   TRAINKIT_RETURN_IF_ERROR(write_prediction(out, prediction, trained));
   print_shares(prediction, trained);

@@ -15,7 +15,6 @@
 #include "trainkit/core/format.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/optim/adam.h"
 #include "trainkit/tasks/classification.h"
 #include "trainkit/train/checkpoint.h"
 
@@ -61,8 +60,8 @@ absl::StatusOr<Session> Session::open(const ConfigParser& parser, const RunOptio
   if (components > scene.bands()) {
     return parser.invalid("pca", "more components than the scene has bands", fmt::format("at most {}", scene.bands()));
   }
-  if (const int64_t least = model_defaults(options.model).min_bands; components == 0 && scene.bands() < least) {
-    return data_error("data.scene", {.file = scene.cube_path}, "too few bands for " + options.model,
+  if (const int64_t least = model_defaults(options.net.model).min_bands; components == 0 && scene.bands() < least) {
+    return data_error("data.scene", {.file = scene.cube_path}, "too few bands for " + options.net.model,
                       std::to_string(scene.bands()), "at least " + std::to_string(least),
                       "--model cnn2d supports any number of bands");
   }
@@ -141,13 +140,11 @@ std::shared_ptr<Task> Session::task_with(std::shared_ptr<const Feed> feed, const
 
 std::shared_ptr<Task> Session::task(const at::Tensor& pixels) const { return task_with(feed_, pixels); }
 
-StepRecipe Session::recipe(const RunOptions& run, const Placement& placement, const at::Tensor& pixels) const {
-  StepRecipe recipe{
-      .make_model = [model = model()] { return create_model(model); },
-      .make_optimizer = [run, replicas = placement.batch.replicas] { return make_optimizer(run, replicas); },
-      .loss = task(pixels)->training_loss(),
-      .dataset = rows(pixels, options_.augment),
-      .cache_bytes = resident_bytes(*feed_)};
+StepRecipe Session::recipe(const at::Tensor& pixels) const {
+  StepRecipe recipe{.make_model = [model = model()] { return create_model(model); },
+                    .loss = task(pixels)->training_loss(),
+                    .dataset = rows(pixels, options_.augment),
+                    .cache_bytes = resident_bytes(*feed_)};
   const HsiModelOptions own = model();
   const auto simple = model_defaults("cnn2d");
   if (own.model != "cnn2d" && own.model != "mlp" && own.patch_size >= simple.min_patch_size) {
@@ -188,9 +185,10 @@ RunFacts Session::describe(const Split& split) const {
                             prepared_)},
       {"split", fmt::format("{}: {} training, {} validation and {} test pixels; leak {:.1f}%: the share of test "
                             "pixels inside a training patch",
-                            options_.split, split.train.numel(), split.validation.numel(), split.test.numel(),
+                            options_.split.mode, split.train.numel(), split.validation.numel(), split.test.numel(),
                             100 * leak(split))},
-      {"feed", fmt::format("{} patches of {} x {}, {}", options_.model, feed.patch_size(), feed.patch_size(), kind)}};
+      {"feed",
+       fmt::format("{} patches of {} x {}, {}", options_.net.model, feed.patch_size(), feed.patch_size(), kind)}};
   if (!scene_.note.empty()) facts.emplace_back("note", scene_.note);
   const std::pair<const char*, const at::Tensor&> parts[] = {
       {"training", split.train}, {"validation", split.validation}, {"test", split.test}};
@@ -200,10 +198,6 @@ RunFacts Session::describe(const Split& split) const {
     facts.emplace_back("warning:", fmt::format("no {} pixel of {}", name, missing));
   }
   return facts;
-}
-
-std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replicas) {
-  return std::make_unique<AdamW>(AdamWOptions{.lr = resolve_lr(run, replicas), .weight_decay = run.weight_decay});
 }
 
 absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) {

@@ -55,7 +55,7 @@ class Session {
 
   /// Returns the parts of a step on training `pixels`, as one device sees it. A scene on the device stays there.
   /// Valid as long as this session.
-  StepRecipe recipe(const RunOptions& run, const Placement& placement, const at::Tensor& pixels) const;
+  StepRecipe recipe(const at::Tensor& pixels) const;
 
   /// Returns the facts "scene", "split" and "feed" of a run, and a warning for each part that lacks a class.
   RunFacts describe(const Split& split) const;
@@ -75,9 +75,6 @@ class Session {
   std::shared_ptr<const Feed> feed_;
   std::string prepared_;  // description of the preprocessing
 };
-
-/// Returns AdamW with the flags' settings, without parameters.
-std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replicas);
 
 /// Implements --make_demo_data: writes a scene of Indian Pines' size into `folder`, which is created if needed.
 absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed);

@@ -21,9 +21,9 @@ std::vector<std::string> tokens_of(const Tokenizer& tokenizer) {
 
 absl::Status adapt_rows(const RunWeights& from, const Tokenizer& tokenizer, const TransformerOptions& options,
                         LoadWeightsOptions& load, RunFacts& facts) {
-  const int64_t width = options.hidden_dim, default_heads = default_n_heads(width);
+  const int64_t width = options.model.hidden_dim, default_heads = default_n_heads(width);
   if (setting_beside(from, "hidden_dim") == std::to_string(width)) {  // else the shapes differ
-    const int64_t heads = options.n_heads == 0 ? default_heads : options.n_heads;
+    const int64_t heads = options.model.n_heads == 0 ? default_heads : options.model.n_heads;
     TRAINKIT_RETURN_IF_ERROR(
         check_setting(from, "n_heads", std::to_string(heads), "number of heads", std::to_string(default_heads)));
   }

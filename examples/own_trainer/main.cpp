@@ -9,7 +9,6 @@
 #include "trainkit/app/app.h"
 #include "trainkit/arrays/array_file.h"
 #include "trainkit/core/status.h"
-#include "trainkit/data/adapters.h"
 #include "trainkit/data/split.h"
 #include "trainkit/data/tensor_dataset.h"
 #include "trainkit/tasks/classification.h"
@@ -52,13 +51,12 @@ class ClassifierApp final : public App {
     TRAINKIT_RETURN_IF_ERROR(read_classes(context.run));
     TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor x, read_npy(context.run.data_dir + "/x.npy"));
     const auto rows = std::make_shared<TensorDataset>(TensorDataset({{"x", x}, {"y", labels_}}));
-    const auto parts = random_split(rows->size(), {0.8, 0.1, 0.1}, /*seed=*/0);
-    const auto part = [&](size_t i) { return std::make_shared<Subset>(rows, parts[i]); };
+    const auto parts = random_split(rows, {0.8, 0.1, 0.1});
     return TrainingTask{.recipe = {.make_model = model(x.size(1))},
-                        .training_set = part(0),
-                        .validation_set = part(1),
+                        .training_set = parts[0],
+                        .validation_set = parts[1],
                         .task = task(),
-                        .test_set = part(2),
+                        .test_set = parts[2],
                         .keep_best = true};
   }
 

@@ -22,7 +22,7 @@ namespace {
 /// A task whose outputs are the field "x" of a batch.
 std::shared_ptr<Task> task_of_scores(ClassificationOptions options) {
   return trainkit::detail::make_classification([](torch::nn::Module&, const Batch& batch) { return batch["x"]; },
-                                     std::move(options));
+                                               std::move(options));
 }
 
 Batch batch_of(const at::Tensor& scores, const at::Tensor& labels) {

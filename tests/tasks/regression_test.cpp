@@ -17,13 +17,14 @@ using namespace trainkit::test;
 namespace {
 
 std::shared_ptr<Task> task_of_values(RegressionOptions options) {
-  return trainkit::detail::make_regression([](torch::nn::Module&, const Batch& batch) { return batch["x"]; }, std::move(options));
+  return trainkit::detail::make_regression([](torch::nn::Module&, const Batch& batch) { return batch["x"]; },
+                                           std::move(options));
 }
 
 Batch batch_of_values(const at::Tensor& x, const at::Tensor& y) {
   auto fields = std::make_shared<std::vector<FieldSpec>>();
   fields->push_back({"x", at::kFloat, x.sizes().slice(1).vec()});
-  fields->push_back({"y", at::kFloat, {}});
+  fields->push_back({"y", y.scalar_type(), {}});
   return {std::move(fields), {x, y}};
 }
 
@@ -59,6 +60,10 @@ TEST_CASE("The coefficient of determination keeps its digits far from 0 and has 
   const at::Tensor y = at::tensor({1e7, 1e7 + 1, 1e7 + 2}).to(at::kFloat), off = at::tensor({0.5F, 1.0F, 1.5F});
   score.update(off, batch_of_values(off, y));
   CHECK(score.result().at("r2") == Approx(1 - 0.5 / 2));
+  // The loss of exact predictions is 0, although float32 cannot hold the mean.
+  const auto far = task_of_values({.mean = 1e8 + 0.5, .deviation = 1});
+  const at::Tensor exact = at::tensor({-0.5F, 0.5F}), years = at::tensor({1e8, 1e8 + 1}, at::kDouble);
+  CHECK(far->loss(exact, batch_of_values(exact, years), true).loss.item<double>() == 0);
   RegressionScore equal({});
   const at::Tensor ones = at::ones({3});
   equal.update(ones, batch_of_values(ones, ones));

@@ -34,8 +34,9 @@ class Regression final : public Task {
       : Task(std::move(outputs), std::make_shared<detail::RegressionScore>(options)), options_(std::move(options)) {}
 
   LossOutput loss(const at::Tensor& outputs, const Batch& batch, bool) const override {
+    // In float64: a mean far from 0 would round the differences of float32 targets.
     const at::Tensor targets =
-        ((batch[options_.target_field] - options_.mean) / options_.deviation).to(outputs.dtype());
+        ((batch[options_.target_field].to(at::kDouble) - options_.mean) / options_.deviation).to(outputs.dtype());
     const at::Tensor predicted = outputs.reshape(targets.sizes());
     return options_.huber_delta > 0 ? at::huber_loss(predicted, targets, at::Reduction::Mean, options_.huber_delta)
                                     : at::mse_loss(predicted, targets);

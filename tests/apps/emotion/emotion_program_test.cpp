@@ -241,7 +241,7 @@ TEST_CASE("Wrong settings of a cross-validation are usage or data errors", "[app
            {2,
             "--val_csv: contradicts --folds",
             {"--folds", "3", "--dataset", "csv", "--train_csv", csv, "--val_csv", csv}},
-           {4, "more folds than groups of clips (got '7', expected at most 6)", {"--folds", "7", "--group", "Speaker"}},
+           {4, "more folds than groups (got '7', expected at most 6)", {"--folds", "7", "--group", "Speaker"}},
            {4, "no such column", {"--folds", "3", "--group", "singer"}}}) {
     const Ended ended = run_emotion(place.dir, place.flags("run", c.flags, /*sound=*/true));
     INFO(ended.errors);

@@ -16,8 +16,8 @@ namespace {
 
 TransformerOptions small_options() {
   TransformerOptions options;
-  options.hidden_dim = 8;
-  options.n_heads = 2;
+  options.model.hidden_dim = 8;
+  options.model.n_heads = 2;
   return options;
 }
 

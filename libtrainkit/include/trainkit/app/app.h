@@ -319,7 +319,7 @@ struct RowsToPredict {
 };
 
 /// Makes the command `PROGRAM predict RUN FILE`, which writes Task::prediction of each row as a csv file. `make` opens
-/// the rows that run.words name; `words` are these words in the help. An unreadable row stays empty.
+/// the rows that run.words name, at least one; `words` are these words in the help. An unreadable row stays empty.
 AppCommand predict_command(App& app, std::function<absl::StatusOr<RowsToPredict>(TrainedRun& run)> make,
                            const std::string& words = "FILE");
 

@@ -84,7 +84,7 @@ class TableSchema {
 using TableValue = std::variant<std::monostate, double, std::string>;
 
 /// Rows of a table. Fields of a batch: "numbers" (F) float32 and "categories" (C) int64, for TableSchema::inputs, and
-/// "y", the target: float32 in its own units, or the index of its class as int64.
+/// "y", the target: float64 in its own units, or the index of its class as int64.
 class TableDataset final : public Dataset {
  public:
   /// Reads all rows of `table`, which stays in memory as tensors. Without the column of the target there is no field

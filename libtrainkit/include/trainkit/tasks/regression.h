@@ -15,7 +15,7 @@
 namespace trainkit {
 
 struct RegressionOptions {
-  /// Field of the batches with the target of each row, (B) float32, in its own units.
+  /// Field of the batches with the target of each row, (B) float32 or float64, in its own units.
   std::string target_field = "y";
   /// What the target is and its unit, for tables: "price", "EUR".
   std::string target = "target";

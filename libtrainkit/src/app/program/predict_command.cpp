@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <cstdio>
 #include <memory>
 
 #include "trainkit/app/app.h"
@@ -18,8 +19,9 @@ std::string csv_line(const std::string& first, const std::vector<std::string>& m
   return line + "\n";
 }
 
-absl::StatusOr<int> run_predict(TrainedRun& run, const std::string& out,
+absl::StatusOr<int> run_predict(TrainedRun& run, const std::string& words, const std::string& out,
                                 const std::function<absl::StatusOr<RowsToPredict>(TrainedRun&)>& make) {
+  if (run.words.empty()) return bad_word(words, "not given");
   if (!out.empty()) TRAINKIT_RETURN_IF_ERROR(run.check_output(out));
   run.predictor.loader.on_error = OnError::kSkip;
   TRAINKIT_ASSIGN_OR_RETURN(const RowsToPredict rows, make(run));
@@ -38,14 +40,16 @@ absl::StatusOr<int> run_predict(TrainedRun& run, const std::string& out,
     return rows.task->prediction(rows.task->outputs()(model, batch));
   };
   TRAINKIT_ASSIGN_OR_RETURN(const auto bad, predictor.run(rows.dataset, forward, take));
+  // Predictions on the screen are alone on stdout, so that they can be piped.
+  const auto note = [&](const std::string& line) { std::fputs((line + "\n").c_str(), out.empty() ? stderr : stdout); };
   const std::vector<std::string> columns = rows.task->prediction_columns();
   std::string text = csv_line(word, columns);
   for (const BadSample& sample : bad) {
     lines[static_cast<size_t>(sample.index)] = csv_line(name(sample.index), std::vector<std::string>(columns.size()));
-    print_line(fmt::format("{} {} left empty: {}", word, name(sample.index), sample.cause));
+    note(fmt::format("{} {} left empty: {}", word, name(sample.index), sample.cause));
   }
   for (const std::string& line : lines) text += line;
-  for (const std::string& note : rows.notes) print_line(note);
+  for (const std::string& line : rows.notes) note(line);
   if (out.empty()) {
     print_line(text.substr(0, text.size() - 1));
     return 0;
@@ -69,14 +73,15 @@ AppCommand predict_command(App& app, std::function<absl::StatusOr<RowsToPredict>
                 .metavar = "FILE",
                 .flag_only = true});
   };
-  return command_on_run(
-      app, {.name = "predict",
-            .summary = "Predicts rows with a trained run.",
-            .words = "RUN " + words,
-            .examples = {program + " predict runs/one " + words + " --out predictions.csv"},
-            .flags = {"out", "overwrite"},
-            .add_flags = add_flags,
-            .body = [out, make = std::move(make)](TrainedRun& run) { return run_predict(run, *out, make); }});
+  return command_on_run(app, {.name = "predict",
+                              .summary = "Predicts rows with a trained run.",
+                              .words = "RUN " + words,
+                              .examples = {program + " predict runs/one " + words + " --out predictions.csv"},
+                              .flags = {"out", "overwrite"},
+                              .add_flags = add_flags,
+                              .body = [words, out, make = std::move(make)](TrainedRun& run) {
+                                return run_predict(run, words, *out, make);
+                              }});
 }
 
 }  // namespace trainkit

@@ -139,8 +139,11 @@ std::string describe_task_scores(const Task& task, const TrainerResult& result, 
     }
     text += fmt::format("validation loss {:.4f}", result.evaluation.at("loss"));
     if (const std::string more = format_scores(names, result.evaluation); !more.empty()) text += "  " + more;
-    text += fmt::format("  (best {} {} at step {})\n", best.title, format_score(best, result.best_evaluation),
-                        result.best_step);
+    if (result.best_evaluation.contains(best.key)) {
+      text += fmt::format("  (best {} {} at step {})", best.title, format_score(best, result.best_evaluation),
+                          result.best_step);
+    }
+    text += "\n";
   }
   if (scores.empty()) return text;
   text += "test       " + format_scores(names, scores) + "\n           ";

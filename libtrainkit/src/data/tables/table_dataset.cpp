@@ -36,7 +36,7 @@ class TableDataset::Encoder {
     flag_ = numbers;
     if (numbers > 0) numbers_ = at::empty({rows, numbers + flags}, at::kFloat);
     if (categories > 0) categories_ = at::empty({rows, categories}, at::kLong);
-    if (has_target) target_ = at::empty({rows}, schema.target().is_number ? at::kFloat : at::kLong);
+    if (has_target) target_ = at::empty({rows}, schema.target().is_number ? at::kDouble : at::kLong);
   }
 
   /// A number of a feature, or a missing one.
@@ -55,7 +55,7 @@ class TableDataset::Encoder {
     if (index == 0) ++unknown_[column.name];
     categories_.mutable_data_ptr<int64_t>()[row * categories_.size(1) + at] = index;
   }
-  void set_target(int64_t row, double value) { target_.mutable_data_ptr<float>()[row] = static_cast<float>(value); }
+  void set_target(int64_t row, double value) { target_.mutable_data_ptr<double>()[row] = value; }
   void set_class(int64_t row, int64_t index) { target_.mutable_data_ptr<int64_t>()[row] = index; }
 
   std::shared_ptr<const TableDataset> finish(std::string path, std::vector<int64_t> lines) {
