@@ -12,7 +12,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
   # In unity builds GCC takes an included source for a header. The others: GCC 12 warns falsely about "text" +
   # std::string() (GCC bug 105651); clang, the default compiler, checks the same code.
   target_compile_options(trainkit_flags INTERFACE -Wno-subobject-linkage -Wno-stringop-overflow -Wno-array-bounds
-                                                  -Wno-restrict)
+                                                  -Wno-restrict -Wno-maybe-uninitialized)
 endif()
 if(CMAKE_CXX_COMPILER_ID MATCHES Clang)
   # -Wno-psabi: vectors are passed only to inlined functions. -fno-pch-timestamp lets ccache cache precompiled headers.

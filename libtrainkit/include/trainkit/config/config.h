@@ -8,6 +8,7 @@
 #include <concepts>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -173,8 +174,9 @@ class ConfigParser {
 
   /// Adds an option whose values have names: add("mode", &mode, {{"fast", Mode::kFast}, {"exact", Mode::kExact}}). A
   /// default without a name, such as nullopt of a std::optional<Mode>, is an empty value: null in a file.
-  template <class T>
-  void add(std::string name, T* variable, std::vector<std::pair<std::string, T>> names, OptionSpec spec = {}) {
+  template <class T>  // g++ would take an OptionSpec in braces for a std::vector
+  void add(std::string name, T* variable, std::initializer_list<std::pair<std::string, T>> list, OptionSpec spec = {}) {
+    const std::vector<std::pair<std::string, T>> names(list);
     std::vector<std::string> words;
     words.reserve(names.size());
     for (const auto& [word, value] : names) words.push_back(word);

@@ -71,7 +71,8 @@ void streaming_copy(void* target, const void* source, size_t bytes) {
   const size_t streamed = bytes / kStreamedLine * kStreamedLine;
   stream_lines(to, from, static_cast<int64_t>(streamed / kStreamedLine));
   end_streaming();
-  std::memcpy(to + streamed, from + streamed, bytes - streamed);
+  if (bytes > streamed)
+    std::memcpy(to + streamed, from + streamed, bytes - streamed);  // none of an empty tensor's null
 }
 
 void copy_in_parallel(std::span<const ByteCopy> copies) {
