@@ -1,13 +1,26 @@
 #include "emotion_recognition/app.h"
 
-#include "app/results/classification.h"
 #include "emotion_recognition/initial_rows.h"
-#include "emotion_recognition/results.h"
 #include "trainkit/app/app.h"
 #include "trainkit/core/status.h"
 #include "trainkit/train/checkpoint.h"
 
 namespace trainkit::emotion {
+
+namespace {
+
+// Source: the reference guide for three RTX 4090 (docs/guides.md), with MELD's training clips. The rate is the number
+// of clips (3 s of 720p) that one core decodes per second to 8 frames and sound, measured as in docs/emotion.md.
+PlanExample plan_example(const ConfigParser& parser, int64_t) {
+  PlanExample example{.settings = {{"devices", "3"}, {"gpu", "rtx4090"}, {"row_rate", "10"}},
+                      .guide = "20 to 24 rows per device",
+                      .parts = {{"in all", 18000, 20000, "total"}}};
+  const bool has_data = parser.is_given("data_dir") || parser.is_given("train_csv");
+  if (!has_data) example.settings.emplace_back("plan_data", "9989");
+  return example;
+}
+
+}  // namespace
 
 AppInfo EmotionApp::info() const {
   return {
@@ -26,7 +39,8 @@ AppInfo EmotionApp::info() const {
                    ("trainkit-emotion --dataset csv --train_csv clips.csv --clip_dir clips --path_column file "
                     "--folds 5 --group speaker --preset audio_only")},
       .help_flags = {"dataset", "train_csv", "cache_dir", "model_size", "modality", "fusion_type", "visual_weights"},
-      .files = {kLabelsFile}};
+      .files = {kLabelsFile},
+      .plan_example = plan_example};
 }
 
 void EmotionApp::add_flags(ConfigParser& parser) {
@@ -53,12 +67,16 @@ absl::StatusOr<TrainingTask> EmotionApp::open(RunContext& context) {
   if (context.run.dry_run) {
     for (const auto& fact : session_->describe_cache()) description.push_back(fact);
   }
-  counts_ = std::make_shared<EvaluationCounts>(static_cast<int64_t>(session_->labels().size()));
+  std::vector<std::pair<std::string, std::vector<BadSample>>> absent;
+  for (const ClipPart& part : session_->parts()) absent.emplace_back(part.name, part.clips->list().absent());
   return TrainingTask{
-      .recipe = session_->recipe(context.run, context.placement),
+      .recipe = session_->recipe(),
       .training_set = session_->train_rows(),
       .validation_set = session_->validation_rows(),
-      .validation_loss = Session::evaluation_loss(counts_),
+      .task = session_->task(),
+      .test_set = session_->test_rows(),
+      .repeat_word = options_.folds > 0 ? "fold" : "run",
+      .bad_samples = std::move(absent),
       .make_optimizer = [this, run = context.run, replicas = context.placement.batch.replicas](
                             const torch::nn::Module& model) { return make_optimizer(run, options_, model, replicas); },
       .keep_best = true,
@@ -72,44 +90,12 @@ absl::StatusOr<int> EmotionApp::prepare(RunContext& context, TrainingTask& task)
   TRAINKIT_ASSIGN_OR_RETURN(const int interrupted, session_->fill_cache(context.machine, context.placement, say));
   task.training_set = session_->train_rows();
   task.validation_set = session_->validation_rows();
+  task.test_set = session_->test_rows();
   return interrupted;
 }
 
 void EmotionApp::configure(RunContext&, TrainerOptions& options, DeviceReplicator&) {
   if (has_sound(options_)) options.config["sound"] = std::string(kSoundMix);
-  options.monitor = "weighted_f1";
-  options.monitor_higher_is_better = true;
-}
-
-absl::Status EmotionApp::on_evaluation(RunContext& context, int64_t, Metrics& metrics, DeviceReplicator&) {
-  return add_scores(*counts_, context.placement, metrics);
-}
-
-absl::StatusOr<Metrics> EmotionApp::test(RunContext& context, const TrainedModel& trained) {
-  for (const ClipPart& part : session_->parts()) trained.folder.add_bad_samples(part.name, part.clips->list().absent());
-  if (trained.result.signal != 0 || !session_->test()) return Metrics{};
-  TRAINKIT_ASSIGN_OR_RETURN(tested_step_, trained.load_best());
-  TRAINKIT_ASSIGN_OR_RETURN(const TestResult tested,
-                            test_model(trained.devices, *session_, session_->test_rows(), context.run, context.machine,
-                                       context.placement, trained.precision));
-  trained.folder.add_bad_samples("test", tested.bad_samples);
-  if (context.placement.is_first()) {
-    TRAINKIT_ASSIGN_OR_RETURN(const std::string folder, results_dir(context.run));
-    TRAINKIT_RETURN_IF_ERROR(write_results(folder, *session_, tested, *trained.best));
-    TRAINKIT_RETURN_IF_ERROR(write_result_page(folder, *session_, tested, tested_step_));
-    log_test(trained.logger, trained.result, tested.metrics(), class_table(session_->labels(), tested));
-  }
-  return tested.metrics();
-}
-
-std::string EmotionApp::describe_scores(const RunContext& context, const TrainerResult& result,
-                                        const Metrics& scores) const {
-  return describe_result(result, scores, tested_step_, context.run.output_dir);
-}
-
-absl::Status EmotionApp::finish_repeats(const RunOptions&, const std::vector<Metrics>& scores) {
-  print_line("\n" + describe_folds(mean_and_deviation(scores), options_.folds));
-  return absl::OkStatus();
 }
 
 absl::Status EmotionApp::adapt_weights(RunContext&, const RunWeights& from, LoadWeightsOptions& options,

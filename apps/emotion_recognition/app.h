@@ -37,17 +37,10 @@ class EmotionApp final : public App {
   absl::Status save(const RunOptions& run) const override {
     return save_labels(run.output_dir + "/" + kLabelsFile, session_->labels());
   }
-  absl::Status on_evaluation(RunContext& context, int64_t step, Metrics& metrics, DeviceReplicator& devices) override;
-  absl::StatusOr<Metrics> test(RunContext& context, const TrainedModel& trained) override;
-  std::string describe_scores(const RunContext& context, const TrainerResult& result,
-                              const Metrics& scores) const override;
-  absl::Status finish_repeats(const RunOptions& run, const std::vector<Metrics>& scores) override;
 
  private:
   EmotionOptions options_;
   std::optional<Session> session_;
-  std::shared_ptr<EvaluationCounts> counts_;
-  int64_t tested_step_ = -1;  // step of the tested weights; -1 means the last ones
 };
 
 }  // namespace trainkit::emotion

@@ -231,6 +231,15 @@ absl::Status check_disjoint(const ClipList& a, const ClipList& b) {
   return absl::OkStatus();
 }
 
+ClipList select(const ClipList& list, const std::vector<int64_t>& rows) {
+  ClipList some{.csv = list.csv, .folder = list.folder, .labels = list.labels, .clips = {}};
+  for (const int64_t row : rows) {
+    some.clips.push_back(list.clips[static_cast<size_t>(row)]);
+    some.missing += some.clips.back().is_absent ? 1 : 0;
+  }
+  return some;
+}
+
 std::string missing_classes(const ClipList& train) {
   const std::vector<int64_t> counts = train.counts();
   std::vector<std::string> none;

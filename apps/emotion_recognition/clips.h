@@ -80,6 +80,9 @@ absl::Status check_absent(const ClipList& list, double most);
 /// Returns the error data.split if a file is in both lists, also through symbolic links.
 absl::Status check_disjoint(const ClipList& a, const ClipList& b);
 
+/// Returns the clips `rows` of `list`.
+ClipList select(const ClipList& list, const std::vector<int64_t>& rows);
+
 /// Returns a warning that lists the labels without a clip in `train`; empty if there are none.
 std::string missing_classes(const ClipList& train);
 

@@ -24,7 +24,7 @@ absl::StatusOr<OnnxModel> onnx_model(const TrainedRun& run, const EmotionOptions
   const bool sees = sizes.modality != Modality::kAudio, hears = sizes.modality != Modality::kVisual;
   NamedTensors inputs;
   if (sees) {
-    inputs.emplace_back("frames", at::zeros({1, options.frames, options.image_size, options.image_size, 3}, at::kByte));
+    inputs.emplace_back("frames", at::zeros({1, clips.frames, clips.image_size, clips.image_size, 3}, at::kByte));
   }
   if (hears) {
     inputs.emplace_back("audio", at::zeros({1, clips.samples}));

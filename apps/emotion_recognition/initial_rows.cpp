@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "app/program/initial_weights.h"
 #include "emotion_recognition/predict.h"
+#include "trainkit/app/initial_weights.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit::emotion {
@@ -12,41 +12,29 @@ namespace trainkit::emotion {
 absl::Status adapt_rows(const RunWeights& from, const std::vector<std::string>& labels, const EmotionOptions& options,
                         LoadWeightsOptions& load, RunFacts& facts) {
   if (options.plan_data > 0) return absl::OkStatus();
-  // Fusions have the same shapes.
-  const auto fusion = trainkit::detail::setting_beside(from, "fusion_type");
-  if (options.modality == "both" && fusion && *fusion != options.fusion_type) {
-    return trainkit::detail::other_meaning(from.file, "fusion_type", "another fusion than in this run", *fusion,
-                                           options.fusion_type, "--fusion_type " + *fusion);
+  if (options.modality == "both") {  // fusions have the same shapes
+    TRAINKIT_RETURN_IF_ERROR(check_setting(from, "fusion_type", options.model.fusion, "fusion"));
   }
-  const std::pair<const char*, std::string> reading[] = {{"frames", std::to_string(options.frames)},
-                                                         {"image_size", std::to_string(options.image_size)},
+  const std::pair<const char*, std::string> reading[] = {{"frames", std::to_string(options.clips.frames)},
+                                                         {"image_size", std::to_string(options.clips.image_size)},
                                                          {"audio_seconds", fmt::format("{}", options.audio_seconds)}};
   for (const auto& [name, own] : reading) {
-    const auto saved = trainkit::detail::setting_beside(from, name);
+    const auto saved = setting_beside(from, name);
     if (saved && *saved != own) {
       facts.emplace_back("warning:", fmt::format("the weights of {} were trained with --{} {}, this run has {}",
                                                  from.file, name, *saved, own));
     }
   }
-  const std::string path = trainkit::detail::file_beside(from, kLabelsFile);
+  const std::string path = file_beside(from, kLabelsFile);
   if (path.empty()) {
     facts.emplace_back("warning:", fmt::format("no {} next to {}: row i of its classifier is taken for label i of {}",
                                                kLabelsFile, from.file, fmt::join(labels, ", ")));
     return absl::OkStatus();
   }
-  trainkit::detail::RowNames rows{.kind = "labels", .here = labels};
-  TRAINKIT_ASSIGN_OR_RETURN(rows.in_file, load_labels(path));
-  if (rows.known() == 0) {
-    return trainkit::detail::other_meaning(
-        path, "", "has none of these labels", fmt::format("{}", fmt::join(rows.in_file, ", ")),
-        fmt::format("{}", fmt::join(labels, ", ")), "rename the labels in the tables, or start without --init_from");
-  }
-  facts.emplace_back("start", fmt::format("weights of {}: {} by the names in {}; new rows start as in a new model",
-                                          from.file, rows.describe(), path));
-  load.adapt = [rows, path](NamedTensors& file, const NamedTensors& model) {
-    return trainkit::detail::take_rows(file, model, rows, {"fusion.classifier.weight", "fusion.classifier.bias"}, path);
-  };
-  return absl::OkStatus();
+  TRAINKIT_ASSIGN_OR_RETURN(const auto saved, load_labels(path));
+  const std::vector<std::string> tensors = {"fusion.classifier.weight", "fusion.classifier.bias"};
+  return take_rows(from, path, {{"labels", saved, labels, tensors}}, load, facts,
+                   "rename the labels in the tables, or start without --init_from");
 }
 
 }  // namespace trainkit::emotion

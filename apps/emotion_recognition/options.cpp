@@ -33,8 +33,8 @@ void add_table_flags(ConfigParser& parser, EmotionOptions& options) {
       {.help = "Folder of the clips of these tables. Default: --data_dir.",
        .path = PathKind::kInput,
        .needs = {tables()}});
-  add("label_column", &options.label_column, {.help = "Column with the label."});
-  add("path_column", &options.path_column,
+  add("label_column", &options.columns.label, {.help = "Column with the label."});
+  add("path_column", &options.columns.path,
       {.help = "Column with the path of a clip below its folder. Default: MELD's names "
                "dia<Dialogue_ID>_utt<Utterance_ID>.mp4."});
   add("csv_delimiter", &options.csv_delimiter, {.help = "Field separator, one character."});
@@ -42,13 +42,13 @@ void add_table_flags(ConfigParser& parser, EmotionOptions& options) {
 
 void add_clip_flags(ConfigParser& parser, EmotionOptions& options) {
   const OptionGroup add(parser, "Clips", {modes::kTrain});
-  add("frames", &options.frames,
+  add("frames", &options.clips.frames,
       {.help = "Number of frames per clip, spread evenly over it.",
        .min = 1,
        .max = 1024,
        .modes = {modes::kTrain, modes::kRun},
        .needs = {frames()}});
-  add("image_size", &options.image_size,
+  add("image_size", &options.clips.image_size,
       {.help = "Height and width of a frame in pixels.",
        .min = 32,
        .max = 1024,
@@ -72,7 +72,7 @@ void add_clip_flags(ConfigParser& parser, EmotionOptions& options) {
       {.help = "Number of folds of a cross-validation over the training table, 3 or more; 0 disables it.",
        .min = 0,
        .max = 1000});
-  add("group", &options.group,
+  add("group", &options.columns.group,
       {.help = "Column whose values (speakers) are never in two folds. Default: each clip by itself.",
        .metavar = "COLUMN",
        .needs = {{"folds", {"0"}, /*excludes=*/true}}});
@@ -87,13 +87,14 @@ void add_clip_flags(ConfigParser& parser, EmotionOptions& options) {
 
 void add_model_flags(ConfigParser& parser, EmotionOptions& options) {
   const OptionGroup add(parser, "Model", {modes::kTrain});
-  add("model_size", &options.model_size,
+  add("model_size", &options.model.size,
       {.help = "Size of the model; see docs/emotion.md. It sets the default of --batch_size.",
        .choices = model_sizes()});
-  add("fusion_type", &options.fusion_type,
+  add("fusion_type", &options.model.fusion,
       {.help = "Fusion of frames and sound.", .choices = fusion_types(), .needs = {{"modality", {"both"}}}});
   add("modality", &options.modality, {.help = "Inputs of the model.", .choices = {"both", "visual", "audio"}});
-  add("dropout", &options.dropout, {.help = "Share of values dropped before the last layer.", .min = 0, .max = 0.99});
+  add("dropout", &options.model.dropout,
+      {.help = "Share of values dropped before the last layer.", .min = 0, .max = 0.99});
   add("visual_weights", &options.visual_weights,
       {.help = "Weights of ResNet18: torchvision's .pth, or safetensors. Default: random weights.",
        .path = PathKind::kInput,
@@ -139,8 +140,8 @@ void add_emotion_flags(ConfigParser& parser, EmotionOptions& options) {
 // Source: the reference guide for three RTX 4090 (docs/guides.md): 24 to 28 clips per GPU for simple models, 16 to 20
 // for complex ones, 8 to 12 for very large ones.
 void set_batch_default(ConfigParser& parser, const EmotionOptions& options) {
-  const char* clips = options.model_size == "simple" ? "24" : options.model_size == "huge" ? "8" : "16";
-  parser.set_defaults({{"batch_size", clips}}, "model_size " + options.model_size);
+  const char* clips = options.model.size == "simple" ? "24" : options.model.size == "huge" ? "8" : "16";
+  parser.set_defaults({{"batch_size", clips}}, "model_size " + options.model.size);
 }
 
 // Source: config_3x4090.json and the training script of the reference guide for three RTX 4090.
@@ -169,7 +170,8 @@ absl::Status check_emotion_options(const ConfigParser& parser, const RunOptions&
   if (options.csv_delimiter.size() != 1) return parser.invalid("csv_delimiter", "not one character", "such as ;");
   if (options.folds == 1 || options.folds == 2)
     return parser.invalid("folds", "too few: one fold is the test, one the validation part", "0, or 3 or more");
-  if (options.folds == 0 && !options.group.empty()) return parser.invalid("group", "needs --folds", "--folds K");
+  if (options.folds == 0 && !options.columns.group.empty())
+    return parser.invalid("group", "needs --folds", "--folds K");
   if (options.folds > 0 && !(options.val_csv.empty() && options.test_csv.empty()))
     return parser.invalid(options.val_csv.empty() ? "test_csv" : "val_csv", "contradicts --folds", "",
                           "the folds of --train_csv are validation and test parts in turn");
@@ -204,25 +206,23 @@ Modality modality_of(const EmotionOptions& options) {
 }
 
 EmotionModelOptions model_options(const EmotionOptions& options, int64_t num_classes) {
-  return {.size = options.model_size,
-          .fusion = options.fusion_type,
-          .modality = modality_of(options),
-          .num_classes = num_classes,
-          .dropout = options.dropout};
+  EmotionModelOptions model = options.model;
+  model.modality = modality_of(options);
+  model.num_classes = num_classes;
+  return model;
 }
 
 ClipDatasetOptions dataset_options(const EmotionOptions& options) {
-  ClipDatasetOptions dataset{
-      .modality = modality_of(options), .frames = options.frames, .image_size = options.image_size};
-  dataset.samples = std::llround(options.audio_seconds * static_cast<double>(dataset.sample_rate));
-  return dataset;
+  ClipDatasetOptions clips = options.clips;
+  clips.modality = modality_of(options);
+  clips.samples = std::llround(options.audio_seconds * static_cast<double>(clips.sample_rate));
+  return clips;
 }
 
 ClipColumns clip_columns(const EmotionOptions& options) {
-  return {.label = options.label_column,
-          .path = options.path_column,
-          .group = options.group,
-          .delimiter = options.csv_delimiter[0]};
+  ClipColumns columns = options.columns;
+  columns.delimiter = options.csv_delimiter[0];
+  return columns;
 }
 
 }  // namespace trainkit::emotion

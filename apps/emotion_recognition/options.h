@@ -14,37 +14,30 @@
 
 namespace trainkit::emotion {
 
-/// Values of the flags; each member has the name of its flag.
+/// Values of the flags. Those of a part are in the part's own options, which model_options, dataset_options and
+/// clip_columns complete.
 struct EmotionOptions {
-  // Clips
   /// MELD, or csv for other tables.
   std::string dataset = "MELD";
   std::string train_csv = {}, val_csv = {}, test_csv = {};
   std::string clip_dir = {};
-  std::string label_column = "Emotion";
-  std::string path_column = {};
+  ClipColumns columns = {};
   std::string csv_delimiter = ",";
-  int64_t frames = 8;
-  int64_t image_size = 224;
+  ClipDatasetOptions clips = {};
   double audio_seconds = 5;
   std::string cache_dir = {};
   /// Largest share of absent clips in a part.
   double max_missing_share = 0.1;
-  /// Folds of a cross-validation over the training table; 0: none. `group` is the column whose values stay together.
+  /// Folds of a cross-validation over the training table; 0: none. Clips of one value of columns.group stay together.
   int64_t folds = 0;
-  std::string group = {};
   /// Number of clips to plan for without a data set. 0: read the data set.
   int64_t plan_data = 0;
 
-  // Model
-  std::string model_size = "complex";
-  std::string fusion_type = "attention";
+  EmotionModelOptions model = {};
   /// both, visual or audio.
   std::string modality = "both";
-  double dropout = 0.3;
   std::string visual_weights = {};
 
-  // Learning
   /// Learning rates. Unset: a tenth of --lr for the encoders, --lr for the fusion.
   std::optional<double> lr_visual = {}, lr_audio = {}, lr_fusion = {};
   bool class_weights = true;

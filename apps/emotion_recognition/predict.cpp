@@ -6,18 +6,17 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "emotion_recognition/clip_windows.h"
 #include "emotion_recognition/session.h"
-#include "io/files/folder_files.h"
 #include "trainkit/app/placement.h"
+#include "trainkit/app/stored_values.h"
 #include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/io/mapped_file.h"
+#include "trainkit/io/folder_files.h"
 #include "trainkit/io/table.h"
 #include "trainkit/train/checkpoint.h"
 
@@ -181,22 +180,15 @@ absl::StatusOr<std::vector<std::string>> read_labels(const TrainedRun& run, cons
 }
 
 absl::StatusOr<std::vector<std::string>> load_labels(const std::string& path) {
-  TRAINKIT_ASSIGN_OR_RETURN(const auto file, MappedFile::open(path));
-  const auto json = nlohmann::json::parse(file->text(), nullptr, /*allow_exceptions=*/false);
-  TRAINKIT_RETURN_IF_ERROR(file->check());
-  const bool is_list = json.is_array() && !json.empty() &&
-                       std::all_of(json.begin(), json.end(), [](const auto& label) { return label.is_string(); });
-  if (is_list) return json.get<std::vector<std::string>>();
-  return to_status({.exit_code = ExitCode::kWeights,
-                    .id = "weights.labels",
-                    .where = path,
-                    .problem = "damaged",
-                    .expected = "a list of labels"});
+  std::vector<std::string> labels;
+  TRAINKIT_RETURN_IF_ERROR(
+      load_values(path, {{"", &labels, 1}},
+                  {.exit_code = ExitCode::kWeights, .id = "weights.labels", .expected = "a list of labels"}));
+  return labels;
 }
 
 absl::Status save_labels(const std::string& path, const std::vector<std::string>& labels) {
-  return write_file_atomically(
-      Fs::posix(), path, nlohmann::json(labels).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+  return save_values(path, {{"", labels}});
 }
 
 absl::StatusOr<std::vector<std::string>> find_clips(const std::vector<std::string>& words,

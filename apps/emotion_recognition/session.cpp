@@ -1,14 +1,13 @@
 #include "emotion_recognition/session.h"
 
-#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <vector>
 
-#include "app/results/classification.h"
 #include "io/weights/model_weights.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/processors.h"
@@ -16,8 +15,8 @@
 #include "trainkit/core/status.h"
 #include "trainkit/data/adapters.h"
 #include "trainkit/io/weight_file.h"
-#include "trainkit/nn/functional.h"
 #include "trainkit/optim/adam.h"
+#include "trainkit/tasks/classification.h"
 #include "trainkit/train/trainer.h"
 #include "trainkit/train/weights.h"
 
@@ -63,16 +62,6 @@ ClipList planned_list(int64_t clips) {
   ClipList list{.csv = "--plan_data", .folder = ".", .labels = meld_emotions(), .clips = {}};
   for (int64_t i = 0; i < clips; ++i) list.clips.push_back({"clip", i % std::ssize(list.labels), i + 2});
   return list;
-}
-
-at::Tensor accuracy(const at::Tensor& scores, const at::Tensor& labels) {
-  const c10::NoGradGuard no_grad;
-  return scores.argmax(1).eq(labels).to(at::kFloat).mean();
-}
-
-/// Makes AdamW without parameters.
-std::unique_ptr<AdamW> adamw(const RunOptions& run, int64_t replicas) {
-  return std::make_unique<AdamW>(AdamWOptions{.lr = resolve_lr(run, replicas), .weight_decay = run.weight_decay});
 }
 
 /// "w.pth also has epoch, which were left out"; empty if nothing was. Errors are reported when the model is made.
@@ -131,7 +120,9 @@ absl::StatusOr<Session> Session::open(const RunOptions& run, const EmotionOption
 absl::StatusOr<Session> Session::open_fold(const RunOptions& run, const EmotionOptions& options, int64_t fold) {
   const auto& names = options.dataset == "MELD" ? meld_emotions() : std::vector<std::string>{};
   TRAINKIT_ASSIGN_OR_RETURN(ClipList table, read_split(run, options, "train", options.train_csv, names));
-  TRAINKIT_ASSIGN_OR_RETURN(const auto folds, assign_folds(table, options.folds, run.seed));
+  std::vector<std::string> groups;
+  for (const Clip& clip : table.clips) groups.push_back(clip.group);
+  TRAINKIT_ASSIGN_OR_RETURN(const auto folds, group_folds(groups, options.folds, run.seed, table.csv));
   const FoldRows rows = rows_of_fold(folds, options.folds, fold);
   const ClipDatasetOptions dataset = dataset_options(options);
   const auto part = [&](const std::vector<int64_t>& some) {
@@ -155,23 +146,29 @@ std::vector<ClipPart> Session::parts() const {
   return parts;
 }
 
+RowCacheOptions Session::cache_options() const {
+  return {.folder = options_.cache_dir,
+          .num_threads = available_cpus(),
+          .is_lasting = is_lasting,
+          .noun = "clips",
+          .hint = "use fewer --frames or a smaller --image_size, or decode in each epoch without --cache_dir"};
+}
+
 RunFacts Session::describe_cache() const {
   if (options_.cache_dir.empty()) return {};
-  return {{"cache", emotion::describe_cache(cached_parts(), options_.cache_dir)}};
+  return {{"cache", describe_row_cache(to_cache(cached_parts()), cache_options())}};
 }
 
 absl::StatusOr<int> Session::fill_cache(const MachineInfo& machine, const Placement& placement,
                                         const std::function<void(const std::string&)>& say) {
   if (options_.cache_dir.empty()) return 0;
   const SignalWatch signals;
-  const auto cached =
-      cache_clips(cached_parts(),
-                  {.folder = options_.cache_dir,
-                   .num_threads = available_cpus(),
-                   .first = machine.local_rank == 0,
-                   .barrier = [&] { return placement.group ? placement.group->barrier("cache") : absl::OkStatus(); },
-                   .say = say,
-                   .stop = [] { return SignalWatch::stop_signal() != 0; }});
+  RowCacheOptions options = cache_options();
+  options.first = machine.local_rank == 0;
+  options.barrier = [&] { return placement.group ? placement.group->barrier("cache") : absl::OkStatus(); };
+  options.say = say;
+  options.stop = [] { return SignalWatch::stop_signal() != 0; };
+  const auto cached = cache_rows(to_cache(cached_parts()), options);
   if (absl::IsCancelled(cached.status())) return 128 + SignalWatch::stop_signal();
   TRAINKIT_RETURN_IF_ERROR(cached.status());
   if (table_) {
@@ -196,39 +193,43 @@ std::shared_ptr<EmotionModel> Session::create_model() const {
   return model;
 }
 
-LossFunction Session::loss() const {
-  const auto loss_of = std::make_shared<ClassificationLoss>(
-      options_.class_weights ? class_weights(train_->list().counts()) : at::Tensor(), options_.label_smoothing);
-  return make_loss_function([loss_of](EmotionModel& model, const Batch& batch) {
-    const at::Tensor& labels = batch["label"];
-    const at::Tensor scores = class_scores(model, batch);
-    LossOutput output((*loss_of)(scores, labels));
-    output.metrics = {{"accuracy", accuracy(scores, labels)}};
-    return output;
-  });
+std::shared_ptr<Task> Session::task() const {
+  ClassificationOptions options{
+      .labels = labels(),
+      .label_field = "label",
+      .training_counts = train_->list().counts(),
+      .weight_classes = options_.class_weights,
+      .label_smoothing = options_.label_smoothing,
+      .monitor = "weighted_f1",
+      .scores = {{"accuracy", "accuracy"},
+                 {"weighted_f1", "weighted F1"},
+                 {"macro_f1", "macro F1"},
+                 {"majority", "always the most frequent label:", ScoreName::Kind::kPercent, /*aside=*/true},
+                 {"unreadable", "unreadable clips:", ScoreName::Kind::kCount, /*aside=*/true}},
+      .validation_scores = {"weighted_f1", "macro_f1"},
+      .row_word = "clip",
+      .class_word = "label",
+      .title = "Emotions in the test clips"};
+  if (test_) {
+    options.row_name = [test = test_](int64_t row) {
+      const ClipList& list = test->list();
+      return std::filesystem::path(list.clips[static_cast<size_t>(row)].path).lexically_relative(list.folder).string();
+    };
+    options.label_of = [test = test_](int64_t row) { return test->list().clips[static_cast<size_t>(row)].label; };
+    options.absent = test_->list().absent();
+  }
+  return classification(class_scores, std::move(options));
 }
 
-LossFunction Session::evaluation_loss(std::shared_ptr<EvaluationCounts> counts) {
-  return make_loss_function([counts = std::move(counts)](EmotionModel& model, const Batch& batch) {
-    const at::Tensor scores = class_scores(model, batch);
-    counts->add(batch, batch["label"], scores);
-    LossOutput output(cross_entropy(scores, batch["label"]));
-    output.metrics = {{"accuracy", accuracy(scores, batch["label"])}};
-    return output;
-  });
-}
-
-StepRecipe Session::recipe(const RunOptions& run, const Placement& placement) const {
-  // The parameter groups of make_optimizer() depend on the model, which the plan has not made yet. They do not change
-  // the size of the optimizer's state.
+StepRecipe Session::recipe() const {
+  // The plan uses the kit's AdamW: the parameter groups of make_optimizer() do not change the size of its state.
   StepRecipe recipe{.make_model = [this] { return create_model(); },
-                    .make_optimizer = [run, replicas = placement.batch.replicas] { return adamw(run, replicas); },
-                    .loss = loss(),
+                    .loss = task()->training_loss(),
                     .dataset = options_.plan_data > 0 ? rows_[0] : train_};
   const auto& sizes = model_sizes();
-  for (auto size = std::find(sizes.begin(), sizes.end(), options_.model_size); size != sizes.begin();) {
+  for (auto size = std::find(sizes.begin(), sizes.end(), options_.model.size); size != sizes.begin();) {
     Session other = *this;
-    other.options_.model_size = *--size;
+    other.options_.model.size = *--size;
     recipe.smaller.emplace_back("--model_size " + *size, [other](StepRecipe& smaller) {
       smaller.make_model = [other] { return other.create_model(); };
     });
@@ -255,8 +256,8 @@ RunFacts Session::describe(const RunOptions& run) const {
   if (test_) clips += ", " + describe_list("test", *test_);
   clips += fmt::format("; {} labels: {}", labels().size(), fmt::join(labels(), ", "));
   const ClipDatasetOptions& row = train_->options();
-  std::string model = fmt::format("{}, {}", options_.model_size, options_.modality);
-  if (options_.modality == "both") model += fmt::format(", fusion by {}", options_.fusion_type);
+  std::string model = fmt::format("{}, {}", options_.model.size, options_.modality);
+  if (options_.modality == "both") model += fmt::format(", fusion by {}", options_.model.fusion);
   if (options_.modality != "audio") {
     model += fmt::format("; {} frames of {} x {}", row.frames, row.image_size, row.image_size);
     model += options_.visual_weights.empty() ? "; ResNet18 with random weights (--visual_weights FILE)"
@@ -267,8 +268,9 @@ RunFacts Session::describe(const RunOptions& run) const {
   if (std::string rest = uses_file ? names_left_out(options_.visual_weights) : ""; !rest.empty())
     facts.emplace_back("note", std::move(rest));
   if (table_) {
-    facts.emplace_back("fold", fmt::format("{} of {}, {}", fold_ + 1, options_.folds,
-                                           options_.group.empty() ? "each clip by itself" : "by " + options_.group));
+    facts.emplace_back(
+        "fold", fmt::format("{} of {}, {}", fold_ + 1, options_.folds,
+                            options_.columns.group.empty() ? "each clip by itself" : "by " + options_.columns.group));
   }
   const bool starts = run.resume.empty() && run.init_from.empty() && options_.plan_data == 0;
   if (starts && options_.modality != "audio" && options_.visual_weights.empty()) {
@@ -311,7 +313,8 @@ at::Tensor class_scores(EmotionModel& model, const Batch& batch) {
 
 std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, const EmotionOptions& options,
                                           const torch::nn::Module& model, int64_t replicas) {
-  auto optimizer = adamw(run, replicas);
+  auto optimizer =
+      std::make_unique<AdamW>(AdamWOptions{.lr = resolve_lr(run, replicas), .weight_decay = run.weight_decay});
   const std::pair<std::string, double> rates[] = {{"visual", options.used_lr_visual(run.lr)},
                                                   {"audio", options.used_lr_audio(run.lr)},
                                                   {"fusion", options.used_lr_fusion(run.lr)}};

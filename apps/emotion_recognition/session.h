@@ -12,18 +12,14 @@
 
 #include "emotion_recognition/clip_cache.h"
 #include "emotion_recognition/clip_dataset.h"
-#include "emotion_recognition/folds.h"
 #include "emotion_recognition/options.h"
 #include "trainkit/app/placement.h"
+#include "trainkit/data/split.h"
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/report/summary.h"
+#include "trainkit/tasks/task.h"
 #include "trainkit/train/checkpoint.h"
-#include "trainkit/train/loss.h"
 #include "trainkit/train/step_memory.h"
-
-namespace trainkit {
-class EvaluationCounts;
-}
 
 namespace trainkit::emotion {
 
@@ -31,7 +27,7 @@ namespace trainkit::emotion {
 class Session {
  public:
   /// Finds and reads the splits. Errors: those of find_split, read_clips, check_absent, check_disjoint and
-  /// assign_folds. With --folds it is the run of fold `fold`, whose parts come from the training table.
+  /// group_folds. With --folds it is the run of fold `fold`, whose parts come from the training table.
   static absl::StatusOr<Session> open(const RunOptions& run, const EmotionOptions& options, int64_t fold = 0);
 
   const std::shared_ptr<const ClipDataset>& train() const { return train_; }
@@ -50,7 +46,7 @@ class Session {
   /// Decodes the clips that --cache_dir lacks with all CPUs, or waits for the process that does so. Local rank 0
   /// decodes, unless another run already does. `say` prints a line. Does nothing without --cache_dir.
   ///
-  /// Returns 0, or 128 + n if signal n stopped it. Errors: those of cache_clips and of other ranks.
+  /// Returns 0, or 128 + n if signal n stopped it. Errors: those of cache_rows and of other ranks.
   absl::StatusOr<int> fill_cache(const MachineInfo& machine, const Placement& placement,
                                  const std::function<void(const std::string&)>& say);
   /// Describes the cache; empty without --cache_dir.
@@ -59,16 +55,12 @@ class Session {
   /// Makes a new model and loads --visual_weights. Throws absl::BadStatusOrAccess with the Error of the file.
   std::shared_ptr<EmotionModel> create_model() const;
 
-  /// Returns the training loss, cross-entropy with label smoothing and class weights (ClassificationLoss), and the
-  /// metric "accuracy".
-  LossFunction loss() const;
-
-  /// Returns the evaluation loss: plain cross-entropy, comparable between runs with other loss settings, and
-  /// "accuracy". Adds the predictions to `counts`.
-  static LossFunction evaluation_loss(std::shared_ptr<EvaluationCounts> counts);
+  /// Returns the classification of clips: label smoothing and class weights in training, weighted F1 chooses the best
+  /// weights.
+  std::shared_ptr<Task> task() const;
 
   /// Describes a training step to the memory planner. Valid as long as this session.
-  StepRecipe recipe(const RunOptions& run, const Placement& placement) const;
+  StepRecipe recipe() const;
 
   /// Describes the clips and the model, with warnings.
   RunFacts describe(const RunOptions& run) const;
@@ -85,6 +77,7 @@ class Session {
   static absl::StatusOr<Session> open_fold(const RunOptions& run, const EmotionOptions& options, int64_t fold);
   /// Returns the clips to cache: the parts, or the table of all folds.
   std::vector<ClipPart> cached_parts() const;
+  RowCacheOptions cache_options() const;
 
   EmotionOptions options_;
   std::shared_ptr<const ClipDataset> train_, validation_, test_;

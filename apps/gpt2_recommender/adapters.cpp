@@ -7,12 +7,8 @@
 
 namespace trainkit::rec {
 
-LoRAConfig lora_config(const RecOptions& options) {
-  return {.rank = options.lora_rank, .alpha = options.lora_alpha, .targets = options.lora_targets};
-}
-
 absl::Status add_adapters(torch::nn::Module& gpt2, const RecOptions& options) {
-  absl::Status applied = apply_lora(gpt2, lora_config(options));
+  absl::Status applied = apply_lora(gpt2, options.lora);
   std::optional<Error> error = error_of(applied);
   if (!error) return applied;
   if (error->field == "targets") error->field = "--lora_targets";
@@ -22,8 +18,8 @@ absl::Status add_adapters(torch::nn::Module& gpt2, const RecOptions& options) {
 absl::Status save_adapters(const Recommender& model, const RecOptions& options, const std::string& folder,
                            const char* name) {
   const auto* recommender = dynamic_cast<const Gpt2Recommender*>(&model);
-  if (!recommender || options.lora_rank == 0) return absl::OkStatus();
-  return save_lora(*recommender->gpt2(), lora_config(options), folder + "/" + name);
+  if (!recommender || options.lora.rank == 0) return absl::OkStatus();
+  return save_lora(*recommender->gpt2(), options.lora, folder + "/" + name);
 }
 
 absl::Status save_merged(const Recommender& model, const std::string& folder) {

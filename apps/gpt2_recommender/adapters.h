@@ -7,12 +7,8 @@
 
 #include "gpt2_recommender/models.h"
 #include "gpt2_recommender/options.h"
-#include "trainkit/nn/lora.h"
 
 namespace trainkit::rec {
-
-/// Returns the adapter settings of --lora_rank, --lora_alpha and --lora_targets.
-LoRAConfig lora_config(const RecOptions& options);
 
 /// Adds the adapters to GPT-2 (apply_lora). Its errors name the flags.
 absl::Status add_adapters(torch::nn::Module& gpt2, const RecOptions& options);

@@ -29,7 +29,8 @@ AppInfo RecommenderApp::info() const {
                    "trainkit-gpt2rec --data_dir ml-100k --resume latest",
                    "trainkit-gpt2rec recommend runs/gpt2rec --user 196 --top_n 20"},
       .help_flags = {"model", "gpt2", "use_cache", "lora_rank", "min_rating"},
-      .files = {kCatalogFile, kSplitFile}};
+      .files = {kCatalogFile, kSplitFile},
+      .plan_example = plan_example};
 }
 
 void RecommenderApp::add_flags(ConfigParser& parser) {
@@ -69,7 +70,7 @@ absl::StatusOr<TrainingTask> RecommenderApp::open(RunContext& context) {
   const std::string chosen = fit_regularisation(context.parser, context.run, options_, training.triplets->size());
   if (!chosen.empty()) description.emplace_back("chosen", chosen);
   return TrainingTask{
-      .recipe = session_->recipe(run, placement, training),
+      .recipe = session_->recipe(placement, training),
       .training_set = training.rows(),
       .validation_set = validation.rows(),
       .loss = session_->loss(training, placement.devices),

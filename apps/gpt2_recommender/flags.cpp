@@ -13,24 +13,24 @@ OptionNeed adapters() { return {"lora_rank", {"0"}, /*excludes=*/true}; }
 
 void add_table_flags(ConfigParser& parser, RecOptions& options) {
   const OptionGroup add(parser, "Tables of interactions", {modes::kTrain});
-  add("user_column", &options.user_column,
+  add("user_column", &options.ratings.table.user,
       {.help = "Column of the users in a table (.csv, .tsv, .jsonl): a name or a number from 1. Default: a usual name "
                "such as user_id, "
                "or column 1 of a table without names.",
        .metavar = "NAME|N",
        .needs = {tables()}});
-  add("item_column", &options.item_column,
+  add("item_column", &options.ratings.table.item,
       {.help = "Column of the items. Default: a usual name, or column 2.", .metavar = "NAME|N", .needs = {tables()}});
-  add("rating_column", &options.rating_column,
+  add("rating_column", &options.ratings.table.rating,
       {.help = "Column of the ratings; none: the table has pairs. Default: a usual name, or column 3 if there is one.",
        .metavar = "NAME|N|none",
        .needs = {tables()}});
-  add("time_column", &options.time_column,
+  add("time_column", &options.ratings.table.time,
       {.help = "Column of the times, numbers since 1970 or ISO 8601 dates; none: no times. Default: a usual name, or "
                "column 4 if there is one.",
        .metavar = "NAME|N|none",
        .needs = {tables()}});
-  add("header", &options.header,
+  add("header", &options.ratings.table.header,
       {.help = "Whether line 1 has the names of the columns. auto: from column flags, usual names or the other lines.",
        .choices = {"auto", "yes", "no"},
        .needs = {tables()}});
@@ -38,18 +38,18 @@ void add_table_flags(ConfigParser& parser, RecOptions& options) {
       {.help = "Field separator: one character, tab, or auto: a comma in a .csv, else a tab.",
        .metavar = "auto|tab|C",
        .needs = {tables()}});
-  add("validation_data", &options.validation_data,
+  add("validation_data", &options.ratings.validation,
       {.help = "Table of the validation part; --data_dir is that of training. Default: --validation_share of the "
                "training part.",
        .path = PathKind::kInput,
        .needs = {tables()}});
-  add("test_data", &options.test_data,
+  add("test_data", &options.ratings.test,
       {.help = "Table of the test part, instead of --split.", .path = PathKind::kInput, .needs = {tables()}});
 }
 
 void add_interaction_flags(ConfigParser& parser, RecOptions& options) {
   const OptionGroup add(parser, "Interactions", {modes::kTrain});
-  add("data_format", &options.data_format,
+  add("data_format", &options.ratings.format,
       {.help =
            "Format of the files in --data_dir: MovieLens 1M (ratings.dat), 100k (u.data), RecBole (one .inter) or a "
            "table (.csv, .tsv, .jsonl, also .gz).",
@@ -58,17 +58,17 @@ void add_interaction_flags(ConfigParser& parser, RecOptions& options) {
       {.help = "Several events of a user with one item. deduplicate: one interaction. count: one interaction, trained "
                "once per event. error: refuse them. auto: deduplicate in tables, else error.",
        .choices = {"auto", "error", "count", "deduplicate"}});
-  add("min_rating", &options.min_rating,
+  add("min_rating", &options.filter.min_rating,
       {.help = "Smallest rating that counts as an interaction. 0: all ratings.", .min = 0});
-  add("k_core", &options.k_core,
+  add("k_core", &options.filter.k_core,
       {.help = "Remove users and items with fewer interactions, repeatedly. 0: keep all.", .min = 0, .max = 1 << 20});
-  add("split", &options.split,
+  add("split", &options.split.mode,
       {.help = "ratio: a random tenth of each user's interactions for the test and a tenth for validation. "
                "leave_one_out: the last interaction and the one before. Or the split.tsv of another run.",
        .path = PathKind::kInput,
        .path_words = {"ratio", "leave_one_out"},
        .metavar = "ratio|leave_one_out|FILE"});
-  add("validation_share", &options.validation_share,
+  add("validation_share", &options.split.validation_share,
       {.help = "Share of each user's interactions for validation, with --split ratio or --test_data.",
        .max = 0.8,
        .above = 0});
@@ -114,24 +114,24 @@ void add_gpt2_flags(ConfigParser& parser, RecOptions& options) {
        .path = PathKind::kInput,
        .modes = {modes::kTrain, modes::kRun},
        .needs = {gpt2()}});
-  add("n_layer", &options.n_layer,
+  add("n_layer", &options.sizes.n_layer,
       {.help = "Number of layers of a GPT-2 with random weights.",
        .min = 1,
        .max = 1000,
        .needs = {gpt2(), random_weights()}});
-  add("n_head", &options.n_head,
+  add("n_head", &options.sizes.n_head,
       {.help = "Number of attention heads; must divide n_embd.",
        .min = 1,
        .max = 1000,
        .needs = {gpt2(), random_weights()}});
-  add("n_embd", &options.n_embd,
+  add("n_embd", &options.sizes.n_embd,
       {.help = "Width of its hidden states.", .min = 1, .max = 1 << 16, .needs = {gpt2(), random_weights()}});
-  add("vocab_size", &options.vocab_size,
+  add("vocab_size", &options.sizes.vocab_size,
       {.help = "Size of its vocabulary. 0: that of the tokenizer.",
        .min = 0,
        .max = 1 << 24,
        .needs = {gpt2(), random_weights()}});
-  add("max_tokens", &options.max_tokens,
+  add("max_tokens", &options.sizes.n_positions,
       {.help = "Number of tokens read from each text.", .min = 1, .max = 1024, .needs = {gpt2()}});
   add("freeze_gpt2", &options.freeze_gpt2, {.help = "Do not train GPT-2.", .needs = {gpt2()}});
   add("use_cache", &options.use_cache,
@@ -140,16 +140,16 @@ void add_gpt2_flags(ConfigParser& parser, RecOptions& options) {
            "GPT-2 is not trained.",
        .modes = {modes::kTrain, modes::kRun},
        .needs = {gpt2()}});
-  add("lora_rank", &options.lora_rank,
+  add("lora_rank", &options.lora.rank,
       {.help = "Rank of LoRA adapters to train; GPT-2's weights stay frozen. 0: no adapters.",
        .min = 0,
        .max = 4096,
        .needs = {gpt2()}});
-  add("lora_alpha", &options.lora_alpha,
+  add("lora_alpha", &options.lora.alpha,
       {.help = "LoRA scaling: the adapters' output is multiplied by lora_alpha / lora_rank.",
        .above = 0,
        .needs = {gpt2(), adapters()}});
-  add("lora_targets", &options.lora_targets,
+  add("lora_targets", &options.lora.targets,
       {.help = "Layers that get an adapter: c_attn, c_fc, c_proj, mlp.c_proj, ...", .needs = {gpt2(), adapters()}});
   add("merge_lora", &options.merge_lora,
       {.help = "Write GPT-2 with the best adapters merged into its weights to <output_dir>/results/merged at the end.",
@@ -158,12 +158,12 @@ void add_gpt2_flags(ConfigParser& parser, RecOptions& options) {
 
 void add_ranking_flags(ConfigParser& parser, RecOptions& options) {
   const OptionGroup add(parser, "Ranking", {modes::kTrain});
-  add("topk", &options.topk,
+  add("topk", &options.ranking.ks,
       {.help = "Lengths of the scored lists. 10 and that of --metric are always included.",
        .min = 1,
        .max = 1000,
        .unique_items = true});
-  add("sampled_negatives", &options.sampled_negatives,
+  add("sampled_negatives", &options.ranking.sampled_negatives,
       {.help = "Rank against N sampled items, drawn once; not comparable with full ranking. 0: rank against all items.",
        .min = 0,
        .max = 1 << 20});

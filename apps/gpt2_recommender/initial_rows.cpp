@@ -2,15 +2,13 @@
 
 #include <fmt/format.h>
 
-#include "app/program/initial_weights.h"
 #include "gpt2_recommender/catalog.h"
 #include "gpt2_recommender/metadata.h"
+#include "trainkit/app/initial_weights.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit::rec {
 namespace {
-
-using trainkit::detail::RowNames;
 
 std::vector<std::string> id_list(const std::vector<Entity>& entities) {
   std::vector<std::string> ids;
@@ -35,9 +33,9 @@ absl::Status adapt_rows(const RunWeights& from, const Interactions& interactions
                         LoadWeightsOptions& load, RunFacts& facts) {
   if (!options.plan_data.empty()) return absl::OkStatus();  // made-up users and items
   if (options.model == "gpt2" && options.gpt2.empty()) {
-    TRAINKIT_RETURN_IF_ERROR(trainkit::detail::check_heads(from, "n_head", options.n_head));
+    TRAINKIT_RETURN_IF_ERROR(check_setting(from, "n_head", std::to_string(options.sizes.n_head), "number of heads"));
   }
-  const std::string path = trainkit::detail::file_beside(from, kCatalogFile);
+  const std::string path = file_beside(from, kCatalogFile);
   if (path.empty()) {
     facts.emplace_back("warning:",
                        fmt::format("no {} next to {}: row i of its tables is taken for user i and item i of "
@@ -46,32 +44,16 @@ absl::Status adapt_rows(const RunWeights& from, const Interactions& interactions
     return absl::OkStatus();
   }
   TRAINKIT_ASSIGN_OR_RETURN(const Interactions saved, load_entities(path));
-  const RowNames users{"users", id_list(saved.users), id_list(interactions.users)};
-  const RowNames items{"items", id_list(saved.items), id_list(interactions.items)};
-  if (users.known() == 0 && items.known() == 0) {
-    return trainkit::detail::other_meaning(path, "", "has no user and no item of this data",
-                                           saved.users.front().id + ", " + saved.items.front().id,
-                                           interactions.users.front().id + ", " + interactions.items.front().id,
-                                           "start without --init_from: the rows would be those of others");
-  }
-  RowNames characters{.kind = "characters"};
+  std::vector<RowNames> rows = {
+      {"users", id_list(saved.users), id_list(interactions.users), {"user_embedding", "user_embedding.weight"}},
+      {"items", id_list(saved.items), id_list(interactions.items), {"item_embedding", "item_embedding.weight"}}};
   if (options.model == "gpt2" && options.gpt2.empty() && options.vocab.empty()) {
+    RowNames characters{.kind = "characters", .tensors = {"gpt2.wte.weight"}, .more_rows = true, .required = false};
     TRAINKIT_ASSIGN_OR_RETURN(characters.in_file, characters_of(saved));
     TRAINKIT_ASSIGN_OR_RETURN(characters.here, characters_of(interactions));
+    rows.push_back(std::move(characters));
   }
-  std::string rows = fmt::format("{} and {}", users.describe(), items.describe());
-  if (!characters.here.empty()) rows += ", " + characters.describe();
-  facts.emplace_back("start", fmt::format("weights of {}: {} by the names in {}; new rows start as in a new model",
-                                          from.file, rows, path));
-  load.adapt = [users, items, characters, path](NamedTensors& file, const NamedTensors& model) {
-    TRAINKIT_RETURN_IF_ERROR(
-        trainkit::detail::take_rows(file, model, users, {"user_embedding", "user_embedding.weight"}, path));
-    TRAINKIT_RETURN_IF_ERROR(
-        trainkit::detail::take_rows(file, model, items, {"item_embedding", "item_embedding.weight"}, path));
-    if (characters.here.empty()) return absl::OkStatus();
-    return trainkit::detail::take_rows(file, model, characters, {"gpt2.wte.weight"}, path, /*more_rows=*/true);
-  };
-  return absl::OkStatus();
+  return take_rows(from, path, rows, load, facts);
 }
 
 }  // namespace trainkit::rec

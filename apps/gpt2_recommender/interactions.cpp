@@ -155,6 +155,13 @@ Split split_by_time(const Interactions& interactions) {
 
 }  // namespace
 
+std::unordered_map<std::string_view, int32_t> numbers_by_id(const std::vector<Entity>& entities) {
+  std::unordered_map<std::string_view, int32_t> numbers;
+  numbers.reserve(entities.size());
+  for (size_t i = 0; i < entities.size(); ++i) numbers.emplace(entities[i].id, static_cast<int32_t>(i));
+  return numbers;
+}
+
 std::string Interactions::digest() const {
   Digest digest;
   digest.update(user.data(), user.size() * sizeof user[0]);

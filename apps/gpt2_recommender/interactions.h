@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "gpt2_recommender/ratings.h"
@@ -39,6 +41,9 @@ struct Interactions {
   int64_t num_users() const { return static_cast<int64_t>(users.size()); }
   int64_t num_items() const { return static_cast<int64_t>(items.size()); }
 };
+
+/// Returns the numbers of users or items by their ids. The entities must outlive the table.
+std::unordered_map<std::string_view, int32_t> numbers_by_id(const std::vector<Entity>& entities);
 
 struct FilterOptions {
   /// Smallest rating that counts as an interaction.
@@ -85,6 +90,10 @@ absl::StatusOr<Split> make_split(const Interactions& interactions, const SplitOp
 /// part. So a split of another data set or filter is an error.
 absl::Status save_split(const std::string& path, const Interactions& interactions, const Split& split);
 absl::StatusOr<Split> load_split(const std::string& path, const Interactions& interactions);
+
+/// Reads the pairs of the split of a run, whatever their part, into `interactions`, which has its users and items.
+/// Times are 0. Errors: weights.catalog (exit code 5).
+absl::Status load_pairs(const std::string& path, Interactions& interactions);
 
 /// Holds the items of each user, ascending.
 class UserItems {

@@ -1,28 +1,10 @@
 // Reads files of negatives for evaluation. Format: ranking.h.
-#include <optional>
-#include <unordered_map>
-
 #include "gpt2_recommender/ranking.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/table.h"
 
 namespace trainkit::rec {
 namespace {
-
-/// Numbers of users or items by id.
-class Numbers {
- public:
-  explicit Numbers(const std::vector<Entity>& entities) {
-    for (const Entity& entity : entities) numbers_.emplace(entity.id, static_cast<int32_t>(numbers_.size()));
-  }
-  std::optional<int32_t> find(const std::string& id) const {
-    const auto at = numbers_.find(id);
-    return at == numbers_.end() ? std::nullopt : std::optional(at->second);
-  }
-
- private:
-  std::unordered_map<std::string, int32_t> numbers_;
-};
 
 /// Returns the user of the first field: "7", or "(7,25)" with an item.
 std::string_view user_of(std::string_view field) {
@@ -36,7 +18,7 @@ std::string_view user_of(std::string_view field) {
 absl::StatusOr<std::vector<std::vector<int32_t>>> read_negatives(const std::string& path,
                                                                  const Interactions& interactions) {
   TRAINKIT_ASSIGN_OR_RETURN(const TextFile file, TextFile::open(path, {.kind = "negatives", .latin1 = true}));
-  const Numbers users(interactions.users), items(interactions.items);
+  const auto users = numbers_by_id(interactions.users), items = numbers_by_id(interactions.items);
   std::vector<std::vector<int32_t>> listed(interactions.users.size());
   std::vector<std::string_view> fields;
   const char* const hint = "negatives are users and items of the data after --min_rating and --k_core";
@@ -46,12 +28,12 @@ absl::StatusOr<std::vector<std::vector<int32_t>>> read_negatives(const std::stri
     if (fields.size() < 2) return file.bad(line, "", "no item", text.substr(0, 60), "a user and items");
     const std::string_view name = trimmed(user_of(trimmed(fields[0])));
     const auto user = users.find(file.to_utf8(name));
-    if (!user) return file.bad(line, "user", "unknown", name, "a user of the data", hint);
+    if (user == users.end()) return file.bad(line, "user", "unknown", name, "a user of the data", hint);
     for (size_t i = 1; i < fields.size(); ++i) {
       const std::string_view id = trimmed(fields[i]);
       const auto item = items.find(file.to_utf8(id));
-      if (!item) return file.bad(line, "item", "unknown", id, "an item of the data", hint);
-      listed[static_cast<size_t>(*user)].push_back(*item);
+      if (item == items.end()) return file.bad(line, "item", "unknown", id, "an item of the data", hint);
+      listed[static_cast<size_t>(user->second)].push_back(item->second);
     }
     return absl::OkStatus();
   }));

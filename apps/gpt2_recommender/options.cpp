@@ -11,7 +11,6 @@
 
 #include "trainkit/config/config.h"
 #include "trainkit/core/status.h"
-#include "trainkit/memory/batch_size_planner.h"
 
 namespace trainkit::rec {
 namespace {
@@ -19,6 +18,16 @@ namespace {
 constexpr int64_t kMostPlanned = 1 << 24;
 constexpr int64_t kDefaultBatch = 2048;
 constexpr int64_t kPatienceOfFewRows = 40;  // their scores vary more from epoch to epoch
+
+// Source: the recommended settings of the recommender's guide.
+constexpr MemoryPreset kMemoryPresets[] = {{"over_8gib", "more than 8 GiB", 2048, true, 8},
+                                           {"4_to_8gib", "4 to 8 GiB", 1024, true, 4},
+                                           {"under_4gib", "less than 4 GiB", 512, false, 2}};
+
+/// The sizes of GPT-2 small and of the recommender's vectors.
+Settings gpt2_small() {
+  return {{"n_layer", "12"}, {"n_head", "12"}, {"n_embd", "768"}, {"vocab_size", "50257"}, {"embed_dim", "64"}};
+}
 
 /// Scores of a list, as ranking_scores names them.
 const char* const kMetrics[] = {"ndcg", "recall", "hit", "mrr", "precision"};
@@ -39,16 +48,17 @@ absl::Status check_interactions(const ConfigParser& parser, const RecOptions& op
     return parser.invalid("csv_delimiter", "not a separator", "auto, tab or one character such as ;");
   }
   for (const auto& [flag, column] :
-       {std::pair("user_column", &options.user_column), {"item_column", &options.item_column}}) {
+       {std::pair("user_column", &options.ratings.table.user), {"item_column", &options.ratings.table.item}}) {
     if (*column == "none") return parser.invalid(flag, "a table needs this column", "a name or a number");
   }
-  if (!options.validation_data.empty() && options.test_data.empty()) {
+  if (!options.ratings.validation.empty() && options.ratings.test.empty()) {
     return parser.invalid("validation_data", "given without a test part", "--test_data too");
   }
-  if (!options.test_data.empty() && parser.is_given("split")) {
+  if (!options.ratings.test.empty() && parser.is_given("split")) {
     return parser.invalid("split", "conflicts with --test_data", "one of the two");
   }
-  const bool has_share = options.test_data.empty() ? options.split == "ratio" : options.validation_data.empty();
+  const bool has_share =
+      options.ratings.test.empty() ? options.split.mode == "ratio" : options.ratings.validation.empty();
   if (parser.is_given("validation_share") && !has_share) {
     return parser.invalid("validation_share", "the validation part is given in another way",
                           "--split ratio, or --test_data without --validation_data");
@@ -66,11 +76,11 @@ absl::Status check_model(const ConfigParser& parser, const RecOptions& options) 
     return parser.invalid("use_cache", "GPT-2 is trained, so a cache of its output would be stale", "a frozen GPT-2",
                           "use --freeze_gpt2 without adapters, or --no-use_cache");
   }
-  if (options.merge_lora && options.lora_rank == 0) {
+  if (options.merge_lora && options.lora.rank == 0) {
     return parser.invalid("merge_lora", "no adapters to merge", "--lora_rank of 1 or more");
   }
-  if (options.gpt2.empty() && options.n_embd % options.n_head != 0) {
-    return parser.invalid("n_head", "does not divide n_embd", fmt::format("a divisor of {}", options.n_embd));
+  if (options.gpt2.empty() && options.sizes.n_embd % options.sizes.n_head != 0) {
+    return parser.invalid("n_head", "does not divide n_embd", fmt::format("a divisor of {}", options.sizes.n_embd));
   }
   return absl::OkStatus();
 }
@@ -92,24 +102,46 @@ void set_run_defaults(RunOptions& run) {
   run.cuda_graph = CudaGraph::kAuto;
 }
 
+const MemoryPreset& preset_for_memory(int64_t device_bytes) {
+  constexpr int64_t kGiB = int64_t{1} << 30;
+  return kMemoryPresets[device_bytes > 8 * kGiB ? 0 : device_bytes >= 4 * kGiB ? 1 : 2];
+}
+
 void add_rec_presets(ConfigParser& parser) {
-  for (const MemoryPreset& preset : memory_presets()) {
+  for (const MemoryPreset& preset : kMemoryPresets) {
     parser.add_preset(preset.name,
                       {{"global_batch_size", std::to_string(preset.global_batch_size)},
                        {"use_cache", preset.use_cache ? "true" : "false"},
                        {"parallel", std::to_string(preset.devices)}},
                       fmt::format("{} devices of {}", preset.devices, preset.memory));
   }
-  parser.add_preset("gpt2_small",
-                    {{"n_layer", "12"},
-                     {"n_head", "12"},
-                     {"n_embd", "768"},
-                     {"vocab_size", "50257"},
-                     {"embed_dim", "64"},
-                     {"global_batch_size", "2048"},
-                     {"use_cache", "true"},
-                     {"parallel", "8"}},
-                    "GPT-2 small (random weights without --gpt2), 2048 rows per step, 8 devices");
+  Settings small = gpt2_small();
+  small.insert(small.end(), {{"global_batch_size", "2048"}, {"use_cache", "true"}, {"parallel", "8"}});
+  parser.add_preset("gpt2_small", small, "GPT-2 small (random weights without --gpt2), 2048 rows per step, 8 devices");
+}
+
+PlanExample plan_example(const ConfigParser& parser, int64_t device_bytes) {
+  PlanExample example{.settings = {{"gpu_memory", "24GiB"}},
+                      .guide = "8 devices, 2048 rows per step, cache",
+                      .parts = {{"weights", 500, 600, "weights"},
+                                {"  GPT-2", 500, 500, "", {"gpt2"}},
+                                {"  embeddings", 10, 50, "", {"user_embedding", "item_embedding"}},
+                                {"  MLP", 5, 20, "", {"user_mlp", "item_mlp", "projection"}},
+                                {"cache", 2, 3, "cache"},
+                                {"activations", 100, 200, "activations"},
+                                {"gradients", 600, 600, "gradients"},
+                                {"optimizer", 1200, 1200, "optimizer"},
+                                {"in all", 2500, 3000, "total"}}};
+  Settings& settings = example.settings;
+  if (!parser.is_given("data_dir")) settings.emplace_back("plan_data", "6040x3706x1000209");
+  if (parser.is_given("preset")) return example;
+  const MemoryPreset& preset = preset_for_memory(device_bytes > 0 ? device_bytes : int64_t{24} << 30);
+  settings.insert(settings.end(), {{"global_batch_size", std::to_string(preset.global_batch_size)},
+                                   {"use_cache", preset.use_cache ? "true" : "false"},
+                                   {"devices", std::to_string(preset.devices)}});
+  const Settings small = gpt2_small();
+  settings.insert(settings.end(), small.begin(), small.end());
+  return example;
 }
 
 std::string share_global_batch(const ConfigParser& parser, RunOptions& run, int64_t replicas) {
@@ -182,7 +214,7 @@ absl::Status check_rec_options(const ConfigParser& parser, const RunOptions& run
     return parser.invalid("data_dir", "not given", "a folder of ratings",
                           "to try it: trainkit-gpt2rec --make_demo_data DIR");
   }
-  if (options.min_rating > 0 && !std::isfinite(options.min_rating)) {
+  if (options.filter.min_rating > 0 && !std::isfinite(options.filter.min_rating)) {
     return parser.invalid("min_rating", "not a number");
   }
   TRAINKIT_RETURN_IF_ERROR(check_interactions(parser, options));
@@ -207,14 +239,7 @@ std::optional<DemoRatingsOptions> parse_plan_data(const std::string& text) {
 }
 
 RatingsOptions ratings_options(const RecOptions& options) {
-  RatingsOptions ratings{.format = options.data_format,
-                         .table = {.user = options.user_column,
-                                   .item = options.item_column,
-                                   .rating = options.rating_column,
-                                   .time = options.time_column,
-                                   .header = options.header},
-                         .validation = options.validation_data,
-                         .test = options.test_data};
+  RatingsOptions ratings = options.ratings;
   if (options.csv_delimiter == "tab") ratings.table.delimiter = '\t';
   if (options.csv_delimiter.size() == 1) ratings.table.delimiter = options.csv_delimiter[0];
   if (options.repeated_events != "auto") ratings.may_repeat = options.repeated_events != "error";
@@ -222,20 +247,16 @@ RatingsOptions ratings_options(const RecOptions& options) {
 }
 
 FilterOptions filter_options(const RecOptions& options) {
-  return {
-      .min_rating = options.min_rating, .k_core = options.k_core, .count_repeats = options.repeated_events == "count"};
-}
-
-SplitOptions split_options(const RecOptions& options, uint64_t seed) {
-  return {.mode = options.split, .validation_share = options.validation_share, .seed = seed};
+  FilterOptions filter = options.filter;
+  filter.count_repeats = options.repeated_events == "count";
+  return filter;
 }
 
 RankingOptions ranking_options(const RecOptions& options, Part part) {
-  RankingOptions ranking{.part = part,
-                         .ks = options.topk,
-                         .sampled_negatives = options.sampled_negatives,
-                         .sampled_per_user = options.sampled_for == "user",
-                         .negatives_file = part == Part::kTest ? options.test_negatives : options.validation_negatives};
+  RankingOptions ranking = options.ranking;
+  ranking.part = part;
+  ranking.sampled_per_user = options.sampled_for == "user";
+  ranking.negatives_file = part == Part::kTest ? options.test_negatives : options.validation_negatives;
   ranking.ks.insert(ranking.ks.end(), {kMainTopK, length_of(options.metric)});
   std::sort(ranking.ks.begin(), ranking.ks.end());
   ranking.ks.erase(std::unique(ranking.ks.begin(), ranking.ks.end()), ranking.ks.end());

@@ -10,31 +10,25 @@
 #include "gpt2_recommender/ranking.h"
 #include "gpt2_recommender/ratings.h"
 #include "gpt2_recommender/triplets.h"
+#include "trainkit/app/plan.h"
 #include "trainkit/app/run_options.h"
 #include "trainkit/config/config.h"
+#include "trainkit/nn/gpt2.h"
+#include "trainkit/nn/lora.h"
 
 namespace trainkit::rec {
 
-/// Values of the flags; each member has the name of its flag.
+/// Values of the flags. Those of a part are in the part's own options, which ratings_options, filter_options and
+/// ranking_options complete.
 struct RecOptions {
-  // Interactions
-  /// See ratings_formats().
-  std::string data_format = "auto";
-  /// Columns of a table, see TableColumns.
-  std::string user_column = {}, item_column = {}, rating_column = {}, time_column = {};
-  std::string header = "auto";
+  /// validation, test: tables of these parts; --data_dir is that of training.
+  RatingsOptions ratings = {};
   /// auto, tab, or one character.
   std::string csv_delimiter = "auto";
   /// auto, error, count or deduplicate.
   std::string repeated_events = "auto";
-  /// Tables of the validation and test parts; --data_dir is that of training.
-  std::string validation_data = {}, test_data = {};
-  double min_rating = 0;
-  int64_t k_core = 0;
-  /// ratio, leave_one_out, or the path of a split file.
-  std::string split = "ratio";
-  /// Share of each user's interactions for validation.
-  double validation_share = 0.1;
+  FilterOptions filter = {};
+  SplitOptions split = {};
   /// uniform, popularity or in_batch.
   std::string negatives = "uniform";
   /// Place where negatives are drawn: auto, loader or device.
@@ -43,44 +37,34 @@ struct RecOptions {
   /// Size of generated data, "USERSxITEMSxRATINGS". Replaces --data_dir in a dry run.
   std::string plan_data = {};
 
-  // Model
   /// bpr_mf or gpt2.
   std::string model = "gpt2";
   int64_t embed_dim = 64;
 
-  // GPT-2
-  /// Folder of a pretrained GPT-2. Empty: random weights with the sizes below.
+  /// Folder of a pretrained GPT-2. Empty: random weights with these sizes.
   std::string gpt2 = {};
+  /// vocab_size 0: that of the tokenizer. n_positions: tokens of a text.
+  GPT2Config sizes = {.vocab_size = 0, .n_positions = 32, .n_embd = 64, .n_layer = 2, .n_head = 2};
   /// Folder of GPT-2's vocabulary. Empty: the folder `gpt2`, or single characters without it.
   std::string vocab = {};
-  int64_t n_layer = 2;
-  int64_t n_head = 2;
-  int64_t n_embd = 64;
-  /// Vocabulary size. 0: that of the tokenizer.
-  int64_t vocab_size = 0;
-  int64_t max_tokens = 32;
   bool freeze_gpt2 = true;
   /// Unset: true if GPT-2 is not trained.
   std::optional<bool> use_cache = {};
-  /// Rank of the LoRA adapters. 0: no adapters.
-  int64_t lora_rank = 0;
-  double lora_alpha = 16;
-  std::vector<std::string> lora_targets = {"c_attn"};
+  /// Rank 0: no adapters.
+  LoRAConfig lora = {.rank = 0, .alpha = 16};
   /// Write GPT-2 with the best adapters merged into its weights at the end.
   bool merge_lora = false;
 
   /// Whether GPT-2, with its adapters, stays constant for the whole run.
-  bool is_frozen() const { return freeze_gpt2 && lora_rank == 0; }
+  bool is_frozen() const { return freeze_gpt2 && lora.rank == 0; }
   /// Whether its output is cached.
   bool is_cached() const { return use_cache.value_or(is_frozen()); }
 
   /// Weight decay of the vectors of users and items. Unset: that of RunOptions::weight_decay.
   std::optional<double> embedding_decay = {};
 
-  // Ranking
-  std::vector<int64_t> topk = {5, 10, 20};
-  /// Sampled items that a user's positives are ranked against, per positive or per user (`sampled_for`). 0: all items.
-  int64_t sampled_negatives = 0;
+  RankingOptions ranking = {};
+  /// Whether ranking.sampled_negatives is the number per "positive" or per "user".
   std::string sampled_for = "positive";
   /// Files with the items to rank against, instead of sampled ones; see read_negatives.
   std::string validation_negatives = {}, test_negatives = {};
@@ -100,8 +84,28 @@ void set_run_defaults(RunOptions& run);
 /// Adds every flag of RecOptions.
 void add_rec_flags(ConfigParser& parser, RecOptions& options);
 
-/// Adds the presets by GPU memory. Call it after all flags were added.
+/// A preset by the memory of a device.
+struct MemoryPreset {
+  /// Name of the preset, such as "4_to_8gib", and the memory of a device in words.
+  const char* name = "";
+  const char* memory = "";
+  int64_t global_batch_size = 0;
+  bool use_cache = false;
+  int64_t devices = 0;
+};
+
+/// Returns the preset for the memory of one device:
+///   over_8gib   more than 8 GiB       2048 rows, with a cache, 8 devices
+///   4_to_8gib   4 to 8 GiB inclusive  1024 rows, with a cache, 4 devices
+///   under_4gib  less than 4 GiB        512 rows, without a cache, 2 devices
+const MemoryPreset& preset_for_memory(int64_t device_bytes);
+
+/// Adds these presets and that of GPT-2 small. Call it after all flags were added.
 void add_rec_presets(ConfigParser& parser);
+
+/// Returns the example of the reference guide (docs/guides.md): GPT-2 small with the users and items of MovieLens 1M,
+/// with the preset for `device_bytes`, or for 24 GiB if that is 0. A preset that was given by name stays.
+PlanExample plan_example(const ConfigParser& parser, int64_t device_bytes);
 
 /// Divides the global batch (default 2048 rows) among `replicas` devices: max(1, global / replicas) rows each, as one
 /// micro-batch. Returns a sentence that reports rows added or dropped by rounding; empty if there are none.
@@ -127,7 +131,6 @@ std::optional<DemoRatingsOptions> parse_plan_data(const std::string& text);
 // Options of the parts, from the flags.
 RatingsOptions ratings_options(const RecOptions& options);
 FilterOptions filter_options(const RecOptions& options);
-SplitOptions split_options(const RecOptions& options, uint64_t seed);
 RankingOptions ranking_options(const RecOptions& options, Part part);
 Negatives negatives_of(const RecOptions& options);
 

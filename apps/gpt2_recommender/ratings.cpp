@@ -7,9 +7,9 @@
 #include <filesystem>
 #include <set>
 
-#include "io/files/folder_files.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
+#include "trainkit/io/folder_files.h"
 
 namespace trainkit::rec {
 namespace {

@@ -3,14 +3,15 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "app/results/result_page.h"
 #include "gpt2_recommender/adapters.h"
 #include "trainkit/app/app.h"
 #include "trainkit/core/format.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
+#include "trainkit/report/result_page.h"
 
 namespace trainkit::rec {
 namespace {
@@ -21,6 +22,7 @@ std::vector<std::string> names_of(const Metrics& all, const std::string& metric)
   for (const auto& [name, value] : all) {
     if (name != metric) names.push_back(name);
   }
+  std::sort(names.begin() + 1, names.end(), natural_less);
   return names;
 }
 
@@ -87,7 +89,7 @@ absl::Status write_result_page(const std::string& folder, const TestScores& scor
                 fmt::format("popularity {:.4f}", scores.popularity.at(metric)));
   page.add_section("Ranking of the test items");
   page.add_note(fmt::format("{}. {}", scores.protocol, tested_weights_note(best_step)));
-  std::vector<std::vector<nlohmann::ordered_json>> rows;
+  std::vector<std::vector<ResultPage::Cell>> rows;
   for (const std::string& name : names_of(scores.model, metric)) {
     const double model = scores.model.at(name), popularity = scores.popularity.at(name);
     rows.push_back({name, model, popularity, popularity > 0 ? fmt::format("{:.2f} x", model / popularity) : ""});

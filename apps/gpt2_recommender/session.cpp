@@ -22,18 +22,18 @@ namespace {
 absl::StatusOr<Split> split_of(const RunOptions& run, const RecOptions& options, const Interactions& interactions) {
   TRAINKIT_ASSIGN_OR_RETURN(const auto saved, earlier_file(run, kSplitFile));
   if (saved) return load_split(*saved, interactions);
-  return make_split(interactions, split_options(options, run.seed));
+  SplitOptions split = options.split;
+  split.seed = run.seed;
+  return make_split(interactions, split);
 }
 
 /// Makes GPT-2 with pretrained or random weights, and with adapters if --lora_rank is given.
 absl::StatusOr<GPT2Model> make_gpt2(const RecOptions& options, const Metadata& metadata) {
   GPT2Model gpt2{nullptr};
   if (options.gpt2.empty()) {
-    gpt2 = GPT2Model(GPT2Config{.vocab_size = std::max(metadata.vocab_size, options.vocab_size),
-                                .n_positions = options.max_tokens,
-                                .n_embd = options.n_embd,
-                                .n_layer = options.n_layer,
-                                .n_head = options.n_head});
+    GPT2Config sizes = options.sizes;
+    sizes.vocab_size = std::max(metadata.vocab_size, sizes.vocab_size);
+    gpt2 = GPT2Model(sizes);
   } else {
     TRAINKIT_ASSIGN_OR_RETURN(gpt2, load_gpt2(options.gpt2));
     const GPT2Config& config = gpt2->config();
@@ -46,7 +46,7 @@ absl::StatusOr<GPT2Model> make_gpt2(const RecOptions& options, const Metadata& m
                         .expected = fmt::format("at least {} and {}", metadata.vocab_size, metadata.max_tokens())});
     }
   }
-  if (options.lora_rank > 0) {
+  if (options.lora.rank > 0) {
     TRAINKIT_RETURN_IF_ERROR(add_adapters(*gpt2, options));
   }
   return gpt2;
@@ -61,7 +61,8 @@ absl::StatusOr<std::shared_ptr<const Metadata>> read_metadata(const RecOptions& 
   TRAINKIT_ASSIGN_OR_RETURN(
       const auto tokenizer,
       metadata_tokenizer(interactions, options.vocab.empty() ? options.gpt2 : options.vocab, empty));
-  TRAINKIT_ASSIGN_OR_RETURN(Metadata metadata, tokenize_metadata(interactions, *tokenizer, options.max_tokens, empty));
+  TRAINKIT_ASSIGN_OR_RETURN(Metadata metadata,
+                            tokenize_metadata(interactions, *tokenizer, options.sizes.n_positions, empty));
   return std::make_shared<const Metadata>(std::move(metadata));
 }
 
@@ -85,7 +86,7 @@ absl::StatusOr<Session> Session::open(const RunOptions& run, const RecOptions& o
   }
   TRAINKIT_ASSIGN_OR_RETURN(Interactions interactions, filter_ratings(ratings, filter_options(options)));
   const int64_t repeats = std::ssize(ratings.rows) - interactions.size();
-  if (ratings.may_repeat && options.min_rating == 0 && options.k_core <= 1 && repeats > 0) {
+  if (ratings.may_repeat && options.filter.min_rating == 0 && options.filter.k_core <= 1 && repeats > 0) {
     ratings.notes.push_back(
         fmt::format("{} repeated events {}", repeats, interactions.count.empty() ? "left out" : "are trained too"));
   }
@@ -166,7 +167,7 @@ RunFacts Session::describe() const {
                              metadata_->max_tokens(), metadata_->vocab_size,
                              options_.gpt2.empty() ? "with random weights" : "from " + options_.gpt2,
                              options_.is_frozen()     ? "frozen"
-                             : options_.lora_rank > 0 ? fmt::format("with adapters of rank {}", options_.lora_rank)
+                             : options_.lora.rank > 0 ? fmt::format("with adapters of rank {}", options_.lora.rank)
                                                       : "trained",
                              options_.is_cached() ? "output cached on each device" : "computed in every step"));
   }

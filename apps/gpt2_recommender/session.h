@@ -69,7 +69,7 @@ class Session {
 
   /// Describes a step on one device, to plan its memory. All rows have different users and items, the case that takes
   /// the most memory. Valid as long as this session.
-  StepRecipe recipe(const RunOptions& run, const Placement& placement, const TripletFeed& feed) const;
+  StepRecipe recipe(const Placement& placement, const TripletFeed& feed) const;
   /// Bytes of further tables on a device: token ids in dynamic mode, and the history for in-batch negatives.
   int64_t device_tables_bytes(const RecOptions& options) const;
 
@@ -102,10 +102,7 @@ absl::StatusOr<std::shared_ptr<const Metadata>> read_metadata(const RecOptions& 
 std::shared_ptr<Recommender> make_recommender(const RecOptions& options, const Interactions& interactions,
                                               const std::shared_ptr<const Metadata>& metadata);
 
-/// Makes AdamW with the settings of the flags, without parameters.
-std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replicas);
-
-/// Makes the same with the parameters of `model`. With `embedding_decay` the vectors of users and items are a group
+/// Makes AdamW with the parameters of `model`. With `embedding_decay` the vectors of users and items are a group
 /// with that weight decay.
 std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replicas,
                                           std::optional<double> embedding_decay, const torch::nn::Module& model);

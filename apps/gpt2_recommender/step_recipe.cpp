@@ -43,12 +43,12 @@ class Choices {
           [](RecOptions& other) { other.embed_dim /= 2; });
     if (own.model != "gpt2") return;
     if (own.gpt2.empty()) add_random_sizes(own);
-    if (!own.freeze_gpt2 && own.lora_rank == 0) {
+    if (!own.freeze_gpt2 && own.lora.rank == 0) {
       add(recipe_.smaller, "--freeze_gpt2 --no-use_cache", [](RecOptions& other) {
         other.freeze_gpt2 = true;
         other.use_cache = false;
       });
-      add(recipe_.smaller, "--lora_rank 8", [](RecOptions& other) { other.lora_rank = 8; });
+      add(recipe_.smaller, "--lora_rank 8", [](RecOptions& other) { other.lora.rank = 8; });
     }
     if (own.is_cached()) {
       add(recipe_.without_cache, "--no-use_cache", [](RecOptions& other) { other.use_cache = false; });
@@ -57,11 +57,12 @@ class Choices {
 
  private:
   void add_random_sizes(const RecOptions& own) {
-    if (const int64_t narrow = own.n_embd / 2; narrow > 0 && narrow % own.n_head == 0) {
-      add(recipe_.smaller, fmt::format("--n_embd {}", narrow), [](RecOptions& other) { other.n_embd /= 2; });
+    if (const int64_t narrow = own.sizes.n_embd / 2; narrow > 0 && narrow % own.sizes.n_head == 0) {
+      add(recipe_.smaller, fmt::format("--n_embd {}", narrow), [](RecOptions& other) { other.sizes.n_embd /= 2; });
     }
-    if (own.n_layer > 1) {
-      add(recipe_.smaller, fmt::format("--n_layer {}", own.n_layer / 2), [](RecOptions& other) { other.n_layer /= 2; });
+    if (own.sizes.n_layer > 1) {
+      add(recipe_.smaller, fmt::format("--n_layer {}", own.sizes.n_layer / 2),
+          [](RecOptions& other) { other.sizes.n_layer /= 2; });
     }
   }
 
@@ -81,13 +82,10 @@ class Choices {
 
 }  // namespace
 
-std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replicas) {
-  return std::make_unique<AdamW>(AdamWOptions{.lr = resolve_lr(run, replicas), .weight_decay = run.weight_decay});
-}
-
 std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replicas,
                                           std::optional<double> embedding_decay, const torch::nn::Module& model) {
-  std::unique_ptr<Optimizer> optimizer = make_optimizer(run, replicas);
+  auto optimizer =
+      std::make_unique<AdamW>(AdamWOptions{.lr = resolve_lr(run, replicas), .weight_decay = run.weight_decay});
   if (!embedding_decay) return optimizer;
   ParamGroup embeddings{.params = {}, .weight_decay = embedding_decay, .name = "embeddings"};
   std::vector<ParamGroup> groups = default_param_groups(model);
@@ -121,12 +119,11 @@ int64_t Session::device_tables_bytes(const RecOptions& options) const {
   return texts + (options.negatives == "in_batch" ? interactions_.num_users() * interactions_.num_items() : 0);
 }
 
-StepRecipe Session::recipe(const RunOptions& run, const Placement& placement, const TripletFeed& feed) const {
+StepRecipe Session::recipe(const Placement& placement, const TripletFeed& feed) const {
   std::vector<at::Device> devices = placement.devices;
   if (!devices.front().is_cpu()) devices.emplace_back(at::kCPU);
   StepRecipe recipe;
   recipe.make_model = [this] { return create_model(); };
-  recipe.make_optimizer = [run, replicas = placement.batch.replicas] { return make_optimizer(run, replicas); };
   recipe.loss = loss(feed, devices);
   recipe.dataset =
       std::make_shared<DifferentTriplets>(feed.triplets->size(), interactions_.num_users(), interactions_.num_items());

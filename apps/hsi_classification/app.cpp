@@ -1,17 +1,31 @@
 #include "hsi_classification/app.h"
 
-#include "app/results/classification.h"
+#include <fmt/format.h>
+
 #include "hsi_classification/benchmark.h"
 #include "hsi_classification/export.h"
 #include "hsi_classification/initial_scene.h"
+#include "hsi_classification/maps.h"
 #include "hsi_classification/predict.h"
-#include "hsi_classification/results.h"
 #include "hsi_classification/trained_scene.h"
 #include "trainkit/app/app.h"
 #include "trainkit/app/placement.h"
 #include "trainkit/core/status.h"
+#include "trainkit/report/result_page.h"
 
 namespace trainkit::hsi {
+
+namespace {
+
+PlanExample plan_example(const ConfigParser& parser, int64_t) {
+  for (const char* flag : {"data_dir", "cube", "plan_data", "scene"}) {
+    if (parser.is_given(flag)) return {};
+  }
+  return {.settings = {{"plan_data", "145x145x200x16x10249"}},
+          .data = "Indian Pines: 145 x 145 pixels, 200 bands, 16 classes, 10249 labelled pixels"};
+}
+
+}  // namespace
 
 std::vector<AppCommand> HsiApp::commands() {
   std::vector<AppCommand> commands = benchmark_commands();
@@ -31,7 +45,8 @@ AppInfo HsiApp::info() const {
                        "trainkit-hsi predict runs/hsi --cube scene.mat --out prediction",
                        "trainkit-hsi export runs/hsi model.onnx", "trainkit-hsi benchmark --gpus 4"},
           .help_flags = {"scene", "cube", "gt", "model", "patch_size"},
-          .files = {kSplitFile, kTrainedSceneFile}};
+          .files = {kSplitFile, kTrainedSceneFile},
+          .plan_example = plan_example};
 }
 
 absl::StatusOr<int> HsiApp::write_demo_data(const std::string& folder, uint64_t seed) {
@@ -56,11 +71,11 @@ absl::StatusOr<TrainingTask> HsiApp::open(RunContext& context) {
   }
   TRAINKIT_ASSIGN_OR_RETURN(split_, session_->split(context.run));
   const auto validation_set = session_->rows(split_.validation, /*augment=*/false);
-  counts_ = std::make_shared<EvaluationCounts>(session_->scene().num_classes());
-  return TrainingTask{.recipe = session_->recipe(context.run, context.placement, split_.train),
+  return TrainingTask{.recipe = session_->recipe(split_.train),
                       .training_set = session_->rows(split_.train, options_.augment),
                       .validation_set = validation_set->size() > 0 ? validation_set : nullptr,
-                      .validation_loss = session_->evaluation_loss(counts_),
+                      .task = session_->task(split_.train),
+                      .test_set = session_->test_rows(split_),
                       .keep_best = true,
                       .data_digest = session_->scene().digest(),
                       .description = session_->describe(split_)};
@@ -72,34 +87,17 @@ absl::Status HsiApp::save(const RunOptions& run) const {
   return save_trained_scene(run.output_dir + "/" + kTrainedSceneFile, trained_scene(scene, session_->preprocessing()));
 }
 
-absl::Status HsiApp::on_evaluation(RunContext& context, int64_t, Metrics& metrics, DeviceReplicator&) {
-  TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor counts, counts_->take(context.placement.group.get()));
-  metrics.merge(class_metrics(session_->scene(), classification_scores(counts)));
-  return absl::OkStatus();
-}
-
-absl::StatusOr<Metrics> HsiApp::test(RunContext& context, const TrainedModel& trained) {
-  if (trained.result.signal != 0) return Metrics{};
-  TRAINKIT_ASSIGN_OR_RETURN(tested_step_, trained.load_best());
-  TRAINKIT_ASSIGN_OR_RETURN(const TestResult tested,
-                            test_model(trained.devices, *session_, split_, context.run, context.machine,
-                                       context.placement, trained.precision, /*whole_scene=*/options_.write_maps));
-  if (context.placement.is_first()) {
-    TRAINKIT_ASSIGN_OR_RETURN(const std::string folder, results_dir(context.run));
-    TRAINKIT_RETURN_IF_ERROR(write_results(folder, *session_, split_, tested, options_.write_maps));
-    TRAINKIT_RETURN_IF_ERROR(write_result_page(folder, *session_, split_, tested, options_.write_maps, tested_step_));
-    log_test(trained.logger, trained.result, tested.metrics(session_->scene()), class_table(session_->scene(), tested));
-  }
-  return tested.metrics(session_->scene());
-}
-
-std::string HsiApp::describe_scores(const RunContext&, const TrainerResult& result, const Metrics& scores) const {
-  return describe_result(result, scores, tested_step_);
-}
-
-absl::Status HsiApp::finish_repeats(const RunOptions&, const std::vector<Metrics>& scores) {
-  print_line("\nmean and standard deviation of the runs: " + hsi::describe_scores(mean_and_deviation(scores)));
-  return absl::OkStatus();
+absl::Status HsiApp::on_results(RunContext&, const std::string& folder, TestedRows& tested, ResultPage& page) {
+  const Scene& scene = session_->scene();
+  tested.scores["leak"] = session_->leak(split_);
+  page.add_section("Classification of " + scene.name);
+  page.add_note(
+      fmt::format("{} training, {} validation and {} test pixels. Leak: the share of test pixels inside a "
+                  "training patch.",
+                  split_.train.numel(), split_.validation.numel(), split_.test.numel()));
+  if (!options_.write_maps) return absl::OkStatus();
+  add_maps(page, scene);
+  return write_maps(folder, tested.predictions.view({scene.height(), scene.width()}), scene, split_);
 }
 
 absl::Status HsiApp::adapt_weights(RunContext&, const RunWeights& from, LoadWeightsOptions& options, RunFacts& facts) {

@@ -26,17 +26,12 @@ class HsiApp final : public App {
   absl::StatusOr<TrainingTask> open(RunContext& context) override;
   absl::Status adapt_weights(RunContext& context, const RunWeights& from, LoadWeightsOptions& options,
                              RunFacts& facts) override;
-  absl::Status on_evaluation(RunContext& context, int64_t step, Metrics& metrics, DeviceReplicator& devices) override;
-  absl::StatusOr<Metrics> test(RunContext& context, const TrainedModel& trained) override;
-  std::string describe_scores(const RunContext& context, const TrainerResult& result,
-                              const Metrics& scores) const override;
-  absl::Status finish_repeats(const RunOptions& run, const std::vector<Metrics>& scores) override;
+  absl::Status on_results(RunContext& context, const std::string& folder, TestedRows& tested,
+                          ResultPage& page) override;
 
  private:
   HsiOptions options_;
   std::optional<Session> session_;  // shared by all repeats
-  std::shared_ptr<EvaluationCounts> counts_;
-  int64_t tested_step_ = -1;  // step of the tested weights; -1 means the last ones
   Split split_;
 };
 

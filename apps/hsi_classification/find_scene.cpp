@@ -8,15 +8,13 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <functional>
 
-#include "io/files/folder_files.h"
-#include "trainkit/arrays/array_file.h"
-#include "trainkit/arrays/mat.h"
+#include "trainkit/arrays/array_source.h"
 #include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
+#include "trainkit/io/folder_files.h"
 
 namespace trainkit::hsi {
 namespace {
@@ -28,16 +26,6 @@ std::string normalised_name(std::string_view name) {
   std::string result = lower(name);
   std::erase_if(result, [](unsigned char c) { return !std::isalnum(c); });
   return result;
-}
-
-std::string extension(std::string_view path) {
-  const size_t dot = path.find_last_of("./");
-  return dot == path.npos || path[dot] == '/' ? "" : lower(path.substr(dot));
-}
-
-bool is_readable_kind(std::string_view path) {
-  const std::string kind = extension(path);
-  return kind == ".mat" || kind == ".npy" || kind == ".hdr";
 }
 
 /// Returns whether a file name is one of `names`, or such a name followed by sizes: "SalinasA_corrected_83x86x204.mat".
@@ -56,7 +44,7 @@ bool is_one_of(const std::string& file, const std::vector<std::string_view>& nam
 std::string find_file(const std::vector<std::string>& entries, const std::vector<std::string_view>& names) {
   for (const std::string_view name : names) {
     for (const std::string& entry : entries) {
-      if (is_readable_kind(entry) && is_one_of(entry, {name})) return entry;
+      if (ArraySource::has_usual_name(entry) && is_one_of(entry, {name})) return entry;
     }
   }
   return {};
@@ -92,7 +80,7 @@ absl::StatusOr<SceneFiles> find_in_folder(const SceneOptions& options, const Kno
     std::vector<std::string> others;
     for (const std::string& entry : entries) {
       const std::string path = options.data_dir + "/" + entry;
-      if (is_readable_kind(entry) && path != found[0].cube && path != found[0].gt) others.push_back(entry);
+      if (ArraySource::has_usual_name(entry) && path != found[0].cube && path != found[0].gt) others.push_back(entry);
     }
     found[0].note = left_out_note(others);
     return found[0];
@@ -109,32 +97,6 @@ absl::StatusOr<SceneFiles> find_in_folder(const SceneOptions& options, const Kno
     names.push_back(files.known ? std::string(files.known->name) : "the demo scene");
   return bad_scene(options.data_dir, "", "more than one known scene", fmt::format("{}", fmt::join(names, ", ")), "one",
                    "select one with --scene");
-}
-
-/// Returns the name of the only suitable variable of a `.mat`, or an error that lists the candidates.
-absl::StatusOr<std::string> find_key(const MatFile& file, const std::string& flag, const std::string& what,
-                                     const std::vector<std::string_view>& usual,
-                                     const std::function<absl::StatusOr<bool>(const MatVariable&)>& fits) {
-  const auto& variables = file.variables();
-  for (const std::string_view key : usual) {
-    const bool there = std::any_of(variables.begin(), variables.end(), [&](const auto& v) { return v.name == key; });
-    if (there) return std::string(key);
-  }
-  std::vector<std::string> keys, all;
-  for (const MatVariable& variable : variables) {
-    all.push_back(fmt::format("{} ({} {})", variable.name, fmt::join(variable.sizes, "x"), variable.type));
-    TRAINKIT_ASSIGN_OR_RETURN(const bool good, fits(variable));
-    if (good) keys.push_back(variable.name);
-  }
-  if (keys.size() == 1) return keys[0];
-  return bad_scene(
-      file.path(), "", keys.empty() ? "no variable can be " + what : "more than one variable can be " + what,
-      all.empty() ? "a file without variables" : fmt::format("{}", fmt::join(keys.empty() ? all : keys, ", ")), "one",
-      "select one with " + flag);
-}
-
-absl::StatusOr<at::Tensor> read_array(const std::string& path) {
-  return extension(path) == ".npy" ? read_npy(path) : read_envi(path);
 }
 
 }  // namespace
@@ -196,62 +158,59 @@ absl::StatusOr<SceneFiles> find_scene_files(const SceneOptions& options) {
   return SceneFiles{options.cube, options.gt, known};
 }
 
-absl::StatusOr<at::Tensor> read_cube(const SceneFiles& files, const std::string& key) {
-  if (extension(files.cube) != ".mat") return read_array(files.cube);
-  TRAINKIT_ASSIGN_OR_RETURN(const MatFile file, MatFile::open(files.cube));
-  std::string name = key;
-  if (name.empty()) {
-    const auto usual = files.known ? files.known->cube_keys : std::vector<std::string_view>{};
-    TRAINKIT_ASSIGN_OR_RETURN(name, find_key(file, "--cube_key", "the cube", usual, [](const MatVariable& variable) {
-                                return absl::StatusOr<bool>(variable.dtype && variable.sizes.size() == 3);
-                              }));
-  }
-  return file.read(name);
+absl::StatusOr<at::Tensor> read_cube(const ArraySource& source, const KnownScene* known, const std::string& key) {
+  TRAINKIT_ASSIGN_OR_RETURN(
+      const std::string name,
+      source.choose({.what = "the cube",
+                     .flag = "--cube_key",
+                     .given = key,
+                     .usual = known ? known->cube_keys : std::vector<std::string>{},
+                     .fits = [](const ArrayInfo& array) { return array.dtype && array.sizes.size() == 3; },
+                     .error_id = "data.scene"}));
+  return source.read(name);
 }
 
 absl::StatusOr<at::Tensor> read_ground_truth(const SceneFiles& files, const std::string& key,
                                              at::IntArrayRef cube_sizes) {
-  if (extension(files.gt) != ".mat") return read_array(files.gt);
-  TRAINKIT_ASSIGN_OR_RETURN(const MatFile file, MatFile::open(files.gt));
-  if (!key.empty()) return file.read(key);
-  const auto of_cube = [&](const MatVariable& variable) {
-    return variable.dtype && variable.sizes == std::vector<int64_t>{cube_sizes[0], cube_sizes[1]};
+  TRAINKIT_ASSIGN_OR_RETURN(const auto source, ArraySource::open(files.gt));
+  const auto of_cube = [&](const ArrayInfo& array) {
+    return array.dtype && array.sizes == std::vector<int64_t>{cube_sizes[0], cube_sizes[1]};
   };
-  const bool one_of_cube = std::any_of(file.variables().begin(), file.variables().end(), of_cube);
-  const auto fits = [&](const MatVariable& variable) -> absl::StatusOr<bool> {
-    if (!variable.dtype || variable.sizes.size() != 2 || (one_of_cube && !of_cube(variable))) return false;
-    if (!one_of_cube && (variable.sizes[0] == 1 || variable.sizes[1] == 1)) return false;  // wavelengths, for example
-    TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor values, file.read(variable.name));
+  const auto& arrays = source->arrays();
+  const bool one_of_cube = std::any_of(arrays.begin(), arrays.end(), of_cube);
+  const auto fits = [&](const ArrayInfo& array) -> absl::StatusOr<bool> {
+    if (!array.dtype || array.sizes.size() != 2 || (one_of_cube && !of_cube(array))) return false;
+    if (!one_of_cube && (array.sizes[0] == 1 || array.sizes[1] == 1)) return false;  // wavelengths, for example
+    TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor values, source->read(array.name));
     return has_whole_numbers(values);
   };
-  const auto usual = files.known ? files.known->gt_keys : std::vector<std::string_view>{};
-  TRAINKIT_ASSIGN_OR_RETURN(const std::string name, find_key(file, "--gt_key", "the ground truth", usual, fits));
-  return file.read(name);
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string name,
+                            source->choose({.what = "the ground truth",
+                                            .flag = "--gt_key",
+                                            .given = key,
+                                            .usual = files.known ? files.known->gt_keys : std::vector<std::string>{},
+                                            .fits = fits,
+                                            .error_id = "data.scene"}));
+  return source->read(name);
 }
 
 absl::Status check_file_kind(const std::string& flag, const std::string& path) {
-  if (is_readable_kind(path)) return absl::OkStatus();
-  return bad_option(flag, "unsupported file type", path, ".mat, .npy or .hdr");
+  if (ArraySource::has_usual_name(path)) return absl::OkStatus();
+  return bad_option(flag, "unsupported file type", path, ".mat, .npy, .hdr or .safetensors");
 }
 
-absl::StatusOr<std::vector<double>> read_wavelengths(const std::string& cube, int64_t bands) {
-  const std::string kind = extension(cube);
-  std::vector<double> values;
-  if (kind == ".hdr") {
-    TRAINKIT_ASSIGN_OR_RETURN(values, read_envi_wavelengths(cube));
-  } else if (kind == ".mat") {
-    TRAINKIT_ASSIGN_OR_RETURN(const MatFile file, MatFile::open(cube));
-    for (const MatVariable& variable : file.variables()) {
-      const std::string name = lower(variable.name);
-      const bool is_named = name == "wavelength" || name == "wavelengths" || name == "wl" || name == "lambda";
-      int64_t count = variable.dtype ? 1 : 0;
-      for (const int64_t size : variable.sizes) count *= size;
-      if (!is_named || count != bands) continue;
-      TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor read, file.read(variable.name));
-      const at::Tensor numbers = read.to(at::kDouble).flatten().contiguous();
-      values.assign(numbers.const_data_ptr<double>(), numbers.const_data_ptr<double>() + bands);
-      break;
-    }
+absl::StatusOr<std::vector<double>> read_wavelengths(const ArraySource& cube, int64_t bands) {
+  TRAINKIT_ASSIGN_OR_RETURN(std::vector<double> values, cube.numbers("wavelength"));
+  for (const ArrayInfo& array : cube.arrays()) {
+    const std::string name = lower(array.name);
+    const bool is_named = name == "wavelength" || name == "wavelengths" || name == "wl" || name == "lambda";
+    int64_t count = array.dtype ? 1 : 0;
+    for (const int64_t size : array.sizes) count *= size;
+    if (!is_named || count != bands) continue;
+    TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor read, cube.read(array.name));
+    const at::Tensor numbers = read.to(at::kDouble).flatten().contiguous();
+    values.assign(numbers.const_data_ptr<double>(), numbers.const_data_ptr<double>() + bands);
+    break;
   }
   // Zeros and NaN stand for unknown wavelengths.
   if (std::any_of(values.begin(), values.end(), [](double x) { return !(x > 0 && std::isfinite(x)); })) values.clear();

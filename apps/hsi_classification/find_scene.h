@@ -7,6 +7,7 @@
 #include <string>
 
 #include "hsi_classification/scene.h"
+#include "trainkit/arrays/array_source.h"
 
 namespace trainkit::hsi {
 
@@ -23,7 +24,7 @@ struct SceneFiles {
 absl::StatusOr<SceneFiles> find_scene_files(const SceneOptions& options);
 
 /// Reads the cube with the file's dtype, three dimensions.
-absl::StatusOr<at::Tensor> read_cube(const SceneFiles& files, const std::string& key);
+absl::StatusOr<at::Tensor> read_cube(const ArraySource& source, const KnownScene* known, const std::string& key);
 
 /// Reads the ground truth, two dimensions. Among several candidate variables, prefers the one with the cube's height
 /// and width.
@@ -33,9 +34,9 @@ absl::StatusOr<at::Tensor> read_ground_truth(const SceneFiles& files, const std:
 /// Returns an error (cli.value, exit code 2) unless `path` has an extension that the readers know.
 absl::Status check_file_kind(const std::string& flag, const std::string& path);
 
-/// Returns the wavelength of each band in nanometres: the field "wavelength" of an ENVI header, or the variable of that
-/// name (or wavelengths, wl, lambda) in a `.mat`. Empty if the file has none, or one that is not positive and finite.
-absl::StatusOr<std::vector<double>> read_wavelengths(const std::string& cube, int64_t bands);
+/// Returns the wavelength of each band in nanometres: the field "wavelength" of an ENVI header, or the array of that
+/// name (or wavelengths, wl, lambda). Empty if the file has none, or one that is not positive and finite.
+absl::StatusOr<std::vector<double>> read_wavelengths(const ArraySource& cube, int64_t bands);
 
 /// Finds a known scene by its name or that of its file, ignoring case and punctuation; nullptr if there is none.
 const KnownScene* find_known_scene(std::string_view name);

@@ -1,22 +1,18 @@
 #include "hsi_classification/initial_scene.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "app/program/initial_weights.h"
 #include "trainkit/app/app.h"
+#include "trainkit/app/initial_weights.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/train/checkpoint.h"
 
 namespace trainkit::hsi {
 namespace {
-
-using trainkit::detail::other_meaning;
-using trainkit::detail::RowNames;
 
 int64_t components_of(const TrainedScene& trained) {
   return trained.preprocessing.pca ? trained.preprocessing.pca->components.size(0) : 0;
@@ -58,8 +54,8 @@ absl::StatusOr<std::optional<Preprocessing>> earlier_preprocessing(const RunOpti
     return fits ? std::optional(trained.preprocessing) : std::nullopt;
   }
   if (run.init_from.empty()) return std::nullopt;
-  TRAINKIT_ASSIGN_OR_RETURN(const RunWeights from, trainkit::detail::find_initial_weights(run.init_from));
-  const std::string path = trainkit::detail::file_beside(from, kTrainedSceneFile);
+  TRAINKIT_ASSIGN_OR_RETURN(const RunWeights from, find_initial_weights(run.init_from));
+  const std::string path = file_beside(from, kTrainedSceneFile);
   if (path.empty()) return std::nullopt;
   TRAINKIT_ASSIGN_OR_RETURN(const TrainedScene trained, load_trained_scene(path));
   TRAINKIT_RETURN_IF_ERROR(check_bands(path, scene, trained));
@@ -74,7 +70,7 @@ absl::StatusOr<std::optional<Preprocessing>> earlier_preprocessing(const RunOpti
 absl::Status adapt_rows(const RunWeights& from, const Scene& scene, const HsiOptions& options, LoadWeightsOptions& load,
                         RunFacts& facts) {
   if (!options.plan_data.empty()) return absl::OkStatus();
-  const std::string path = trainkit::detail::file_beside(from, kTrainedSceneFile);
+  const std::string path = file_beside(from, kTrainedSceneFile);
   if (path.empty()) {
     facts.emplace_back("warning:", fmt::format("no {} next to {}: its bands and classes are taken for those of this "
                                                "scene, in their order, and the pixels are prepared with this scene's "
@@ -83,21 +79,12 @@ absl::Status adapt_rows(const RunWeights& from, const Scene& scene, const HsiOpt
     return absl::OkStatus();
   }
   TRAINKIT_ASSIGN_OR_RETURN(const TrainedScene trained, load_trained_scene(path));
-  RowNames classes{.kind = "classes", .in_file = trained.class_names};
+  RowNames classes{.kind = "classes", .in_file = trained.class_names, .tensors = {"out.weight", "out.bias"}};
   for (const std::string& name : scene.class_names) classes.here.push_back(escape_text(name));
-  if (classes.known() == 0) {
-    return other_meaning(path, "classes", "has none of these classes",
-                         fmt::format("{}", fmt::join(classes.in_file, ", ")),
-                         fmt::format("{}", fmt::join(classes.here, ", ")), "--class_names gives the classes names");
-  }
+  TRAINKIT_RETURN_IF_ERROR(take_rows(from, path, {classes}, load, facts, "--class_names gives the classes names"));
   const bool by_number = scene.wavelengths.empty() || trained.wavelengths.empty();
-  facts.emplace_back("start",
-                     fmt::format("weights of {}: {} by the names in {}, new ones start as in a new model; bands by {}, "
-                                 "prepared with the statistics of that scene",
-                                 from.file, classes.describe(), path, by_number ? "number" : "wavelength"));
-  load.adapt = [classes, path](NamedTensors& file, const NamedTensors& model) {
-    return trainkit::detail::take_rows(file, model, classes, {"out.weight", "out.bias"}, path);
-  };
+  facts.emplace_back(
+      "", fmt::format("bands by {}, prepared with the statistics of that scene", by_number ? "number" : "wavelength"));
   return absl::OkStatus();
 }
 

@@ -1,14 +1,16 @@
 #pragma once
-/// Classification maps as pictures.
+/// Classification maps as pictures and in a MATLAB file.
 
 #include <ATen/core/Tensor.h>
+#include <absl/status/status.h>
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "hsi_classification/scene.h"
+#include "hsi_classification/split.h"
+#include "trainkit/report/result_page.h"
 
 namespace trainkit::hsi {
 
@@ -21,31 +23,31 @@ struct Colour {
 /// further ones are generated and become more similar.
 Colour class_colour(int64_t index);
 
-/// Enlarges a map (height, width) to at least 600 columns: each pixel becomes a square.
-at::Tensor enlarge(const at::Tensor& map);
-
-/// One value of a map: its colour, and its name in the legend. An empty name is not listed.
+/// One value of a map.
 struct LegendEntry {
   std::string name;
   Colour colour;
 };
 
-/// Draws `map` (height, width) int64 with values 0..n-1 of n entries, one pixel each from the top left corner, and a
-/// legend on the right, if an entry has a name. Returns (rows, columns, 3) uint8.
-at::Tensor draw_map(const at::Tensor& map, const std::vector<LegendEntry>& legend);
-/// The same for classes 0..C of `scene`. Without unlabelled pixels the legend does not list them.
-at::Tensor draw_map(const at::Tensor& map, const Scene& scene);
+/// Returns the values 0 (unlabelled) and 1..C of maps of these classes.
+std::vector<LegendEntry> legend_of(const std::vector<std::string>& class_names);
 
-/// Draws the difference of two maps of classes (height, width) int64: correct pixels grey, wrong pixels red, pixels
-/// without a true class black. Returns (rows, columns, 3) uint8, enlarged.
+/// Draws `map` (height, width) int64 with values 0..n-1 of n entries: each pixel is a square, so that the picture has
+/// at least 600 columns. Returns (rows, columns, 3) uint8.
+at::Tensor draw_map(const at::Tensor& map, const std::vector<LegendEntry>& legend);
+
+/// Draws the difference of two maps of classes (height, width) int64 as draw_map does: correct pixels grey, wrong ones
+/// red, those without a true class black.
 at::Tensor draw_errors(const at::Tensor& predicted, const at::Tensor& truth);
 
-/// The pictures of draw_map(enlarge(map), scene) and draw_errors without a legend, for a page that has its own.
-at::Tensor draw_plain_map(const at::Tensor& map, const Scene& scene);
-at::Tensor draw_plain_errors(const at::Tensor& predicted, const at::Tensor& truth);
+/// Draws names and colours as SVG.
+std::string draw_legend(const std::vector<LegendEntry>& legend);
 
-/// Draws `text` in letters of 5 x 7 pixels, 6 apart, with the upper left corner at (row, column). Draws non-ASCII
-/// characters as '?' and clips at the edges of the picture.
-void draw_text(const at::Tensor& picture, int64_t row, int64_t column, std::string_view text, Colour colour);
+/// Writes classification.png, ground_truth.png, errors.png, legend.svg and maps.mat ("classification" and
+/// "ground_truth" with the labels of the scene's file, "split" with 1 training, 2 validation, 3 test) to `folder`.
+/// @param map (height, width) int64, the predicted class 1..C of each pixel. Errors: exit code 6.
+absl::Status write_maps(const std::string& folder, const at::Tensor& map, const Scene& scene, const Split& split);
+/// Adds these pictures to the page of a result.
+void add_maps(ResultPage& page, const Scene& scene);
 
 }  // namespace trainkit::hsi

@@ -25,22 +25,23 @@ OptionNeed drawn_split() { return {"split", {"random", "disjoint"}}; }
 
 void add_scene_flags(ConfigParser& parser, HsiOptions& options) {
   const OptionGroup add(parser, "Scene", {modes::kTrain});
-  add("scene", &options.scene,
+  add("scene", &options.scene.scene,
       {.help = "Known scene in --data_dir (indian_pines, pavia_u, salinas_a, ...); auto: the only scene in the "
                "folder."});
-  add("cube", &options.cube,
+  add("cube", &options.scene.cube,
       {.help = "Cube of a scene without a name: .mat (5 or 7.3), .npy or ENVI .hdr.",
        .path = PathKind::kInput,
        .modes = {modes::kTrain, kPredictMode}});
-  add("cube_key", &options.cube_key,
+  add("cube_key", &options.scene.cube_key,
       {.help = "Variable of the cube in a .mat; required if several are possible.",
        .modes = {modes::kTrain, kPredictMode}});
-  add("gt", &options.gt, {.help = "Ground truth: a whole number for each pixel.", .path = PathKind::kInput});
-  add("gt_key", &options.gt_key, {.help = "Variable of the ground truth in a .mat; required if several are possible."});
+  add("gt", &options.scene.gt, {.help = "Ground truth: a whole number for each pixel.", .path = PathKind::kInput});
+  add("gt_key", &options.scene.gt_key,
+      {.help = "Variable of the ground truth in a .mat; required if several are possible."});
   add("background_class", &options.background_class,
       {.help = "Label of pixels that have no class. none: every label is a class, 0 too, as in scenes of anomalies.",
        .metavar = "none|N"});
-  add("class_names", &options.class_names,
+  add("class_names", &options.scene.class_names,
       {.help =
            "Names of the classes by ascending label, for tables and maps; a single word is a file with one name per "
            "line. Default: those of a known scene, else \"class N\".",
@@ -60,28 +61,28 @@ void add_scene_flags(ConfigParser& parser, HsiOptions& options) {
 
 void add_split_flags(ConfigParser& parser, HsiOptions& options) {
   const OptionGroup add(parser, "Split", {modes::kTrain});
-  add("split", &options.split,
+  add("split", &options.split.mode,
       {.help = "random: random pixels of each class; disjoint: whole blocks of the scene, so that few test pixels "
                "are near a training pixel; or a split.json of another run.",
        .path = PathKind::kInput,
        .path_words = {"random", "disjoint"},
        .metavar = "random|disjoint|FILE"});
-  add("train_ratio", &options.train_ratio,
+  add("train_ratio", &options.split.train_ratio,
       {.help = "Share of labelled pixels for training, including validation.",
        .max = 0.99,
        .above = 0,
        .needs = {drawn_split()}});
-  add("train_count", &options.train_count,
+  add("train_count", &options.split.train_count,
       {.help = "Training pixels per class instead of a share; 0: use --train_ratio.",
        .min = 0,
        .max = 1 << 24,
        .needs = {drawn_split()}});
-  add("validation_share", &options.validation_share,
+  add("validation_share", &options.split.validation_share,
       {.help = "Share of the training pixels used for validation (early stopping, best step).",
        .min = 0,
        .max = 0.9,
        .needs = {drawn_split()}});
-  add("block_size", &options.block_size,
+  add("block_size", &options.split.block_size,
       {.help = "Side of a block of --split disjoint, in pixels.",
        .min = 1,
        .max = 1 << 16,
@@ -90,13 +91,13 @@ void add_split_flags(ConfigParser& parser, HsiOptions& options) {
 
 void add_model_flags(ConfigParser& parser, HsiOptions& options) {
   const OptionGroup add(parser, "Model", {modes::kTrain});
-  add("model", &options.model, {.help = "Network; see docs/hsi.md.", .choices = model_names()});
+  add("model", &options.net.model, {.help = "Network; see docs/hsi.md.", .choices = model_names()});
   add("patch_size", &options.patch_size,
       {.help = "Side of the patch around a pixel, odd. Default: 1 for mlp, 25 for hybridsn, 7 "
                "for ssrn, else 9.",
        .min = 1,
        .max = 255});
-  add("dropout", &options.dropout,
+  add("dropout", &options.net.dropout,
       {.help = "Dropout in the fully connected layers of mlp and hybridsn.",
        .min = 0,
        .max = 0.99,
@@ -154,19 +155,20 @@ void add_hsi_flags(ConfigParser& parser, HsiOptions& options) {
 
 absl::Status resolve_class_names(HsiOptions& options) {
   constexpr int64_t kMostBytes = 1 << 20;
-  if (options.class_names.size() != 1) return absl::OkStatus();
-  const std::string path = options.class_names.front();
+  std::vector<std::string>& names = options.scene.class_names;
+  if (names.size() != 1) return absl::OkStatus();
+  const std::string path = names.front();
   const auto text = Fs::posix().read_file(path, kMostBytes);
   if (!text.ok()) return reclassify(text.status(), ExitCode::kData, "data.class_names");
-  options.class_names.clear();
+  names.clear();
   const std::vector<std::string> lines = absl::StrSplit(absl::StripTrailingAsciiWhitespace(*text), '\n');
   for (int64_t line = 1; line <= std::ssize(lines); ++line) {
     const std::string name(absl::StripAsciiWhitespace(lines[static_cast<size_t>(line - 1)]));
     if (name.empty()) return bad_names(path, line, "empty name", "");
-    if (std::find(options.class_names.begin(), options.class_names.end(), name) != options.class_names.end()) {
+    if (std::find(names.begin(), names.end(), name) != names.end()) {
       return bad_names(path, line, "duplicate name", name);
     }
-    options.class_names.push_back(name);
+    names.push_back(name);
   }
   return absl::OkStatus();
 }
@@ -190,7 +192,7 @@ std::optional<PlannedSceneOptions> parse_plan_data(const std::string& text) {
 
 absl::Status check_hsi_options(const ConfigParser& parser, const RunOptions& run, const HsiOptions& options) {
   if (!options.plan_data.empty()) {
-    const bool has_data = !run.data_dir.empty() || !options.cube.empty() || !options.gt.empty();
+    const bool has_data = !run.data_dir.empty() || !options.scene.cube.empty() || !options.scene.gt.empty();
     if (!run.dry_run || has_data) {
       return parser.invalid("plan_data", "replaces the data of a dry run", "--dry_run without --data_dir and --cube");
     }
@@ -200,21 +202,21 @@ absl::Status check_hsi_options(const ConfigParser& parser, const RunOptions& run
                             "labelled pixels per class");
     }
   }
-  const HsiModelDefaults least = model_defaults(options.model);
+  const HsiModelDefaults least = model_defaults(options.net.model);
   const int64_t patch = options.used_patch_size();
   if (patch % 2 == 0) return parser.invalid("patch_size", "must be odd", "an odd number");
   if (patch < least.min_patch_size) {
-    return parser.invalid("patch_size", fmt::format("too small for {}'s convolutions", options.model),
+    return parser.invalid("patch_size", fmt::format("too small for {}'s convolutions", options.net.model),
                           fmt::format("{} or more", least.min_patch_size));
   }
   if (const int64_t pca = options.used_pca(); pca != 0 && pca < least.min_bands) {
-    return parser.invalid("pca", fmt::format("too small for {}'s convolutions", options.model),
+    return parser.invalid("pca", fmt::format("too small for {}'s convolutions", options.net.model),
                           fmt::format("0 or at least {}", least.min_bands));
   }
   if (std::optional<int64_t> background; !parse_background(options.background_class, background)) {
     return parser.invalid("background_class", "neither none nor a label", "none, or a whole number from 0 on");
   }
-  if (options.train_count > 0 && parser.is_given("train_ratio")) {
+  if (options.split.train_count > 0 && parser.is_given("train_ratio")) {
     return parser.invalid("train_count", "conflicts with --train_ratio", "one of the two");
   }
   if (options.repeats > 1 && !run.resume.empty() && run.resume != "latest") {
@@ -231,36 +233,24 @@ RunOptions repeat_of(const RunOptions& run, const HsiOptions& options, int64_t i
 }
 
 SceneOptions scene_options(const HsiOptions& options, const std::string& data_dir) {
-  SceneOptions scene{.data_dir = data_dir,
-                     .scene = options.scene,
-                     .cube = options.cube,
-                     .gt = options.gt,
-                     .cube_key = options.cube_key,
-                     .gt_key = options.gt_key,
-                     .class_names = options.class_names};
+  SceneOptions scene = options.scene;
+  scene.data_dir = data_dir;
   parse_background(options.background_class, scene.background);
   return scene;
 }
 
 SplitOptions split_options(const HsiOptions& options, uint64_t seed) {
-  const bool random = options.split == "random", disjoint = options.split == "disjoint";
-  return {.mode = random     ? SplitMode::kRandom
-                  : disjoint ? SplitMode::kDisjoint
-                             : SplitMode::kFile,
-          .train_ratio = options.train_ratio,
-          .train_count = options.train_count,
-          .validation_share = options.validation_share,
-          .block_size = options.block_size,
-          .file = random || disjoint ? "" : options.split,
-          .seed = seed};
+  SplitOptions split = options.split;
+  split.seed = seed;
+  return split;
 }
 
 HsiModelOptions model_options(const HsiOptions& options, int64_t bands, int64_t num_classes) {
-  return {.model = options.model,
-          .bands = bands,
-          .patch_size = options.used_patch_size(),
-          .num_classes = num_classes,
-          .dropout = options.dropout};
+  HsiModelOptions model = options.net;
+  model.bands = bands;
+  model.patch_size = options.used_patch_size();
+  model.num_classes = num_classes;
+  return model;
 }
 
 }  // namespace trainkit::hsi

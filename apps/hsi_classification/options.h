@@ -14,36 +14,22 @@
 
 namespace trainkit::hsi {
 
-/// Values of the trainer's flags, one member per flag with the flag's name.
+/// Values of the trainer's flags. Those of a part are in the part's own options, which parse the rest: see
+/// scene_options, split_options and model_options.
 struct HsiOptions {
-  // Scene
-  std::string scene = "auto";
-  std::string cube = {};
-  std::string cube_key = {};
-  std::string gt = {};
-  std::string gt_key = {};
+  /// class_names: a single word is a file until resolve_class_names.
+  SceneOptions scene = {};
   /// none, or the label of pixels without a class.
   std::string background_class = "0";
   /// Sizes of a generated scene for a dry run without data, see parse_plan_data. Empty: read the data.
   std::string plan_data = {};
-  /// Names of the classes by ascending label. A single word is a file until resolve_class_names.
-  std::vector<std::string> class_names = {};
   /// Principal components. Unset: the model's default; 0: all bands.
   std::optional<int64_t> pca = {};
+  SplitOptions split = {};
 
-  // random, disjoint, or a file written by save_split.
-  std::string split = "random";
-  double train_ratio = 0.1;
-  /// Training pixels per class; 0 uses train_ratio.
-  int64_t train_count = 0;
-  double validation_share = 0.1;
-  int64_t block_size = 16;
-
-  // Model
-  std::string model = "cnn2d";
+  HsiModelOptions net = {};
   /// Unset: the model's default.
   std::optional<int64_t> patch_size = {};
-  double dropout = 0.4;
   bool augment = true;
   /// Weight classes by the inverse of their frequency among the training pixels.
   bool class_weights = false;
@@ -56,8 +42,8 @@ struct HsiOptions {
   bool write_maps = true;
 
   /// Effective patch_size and pca.
-  int64_t used_patch_size() const { return patch_size.value_or(model_defaults(model).patch_size); }
-  int64_t used_pca() const { return pca.value_or(model_defaults(model).pca); }
+  int64_t used_patch_size() const { return patch_size.value_or(model_defaults(net.model).patch_size); }
+  int64_t used_pca() const { return pca.value_or(model_defaults(net.model).pca); }
 };
 
 /// Sets this trainer's defaults in `run`. Call it before add_run_flags.
@@ -70,8 +56,8 @@ void add_hsi_flags(ConfigParser& parser, HsiOptions& options);
 /// sizes out of range, also for fewer than ten pixels per class.
 std::optional<PlannedSceneOptions> parse_plan_data(const std::string& text);
 
-/// Replaces a single word in `class_names` by the lines of the file of that name. Errors: data.class_names (exit code
-/// 4) for a file that cannot be read or has an invalid line.
+/// Replaces a single word in `scene.class_names` by the lines of the file of that name. Errors: data.class_names (exit
+/// code 4) for a file that cannot be read or has an invalid line.
 absl::Status resolve_class_names(HsiOptions& options);
 
 /// Checks rules between flags: an odd patch that is large enough for the model; train_count or train_ratio, not both;

@@ -56,10 +56,7 @@ absl::StatusOr<Prediction> classify(const TrainedRun& run, const HsiOptions& opt
 }
 
 absl::Status write_prediction(const std::string& folder, const Prediction& prediction, const TrainedScene& trained) {
-  Scene legend;
-  legend.background = std::nullopt;  // every pixel gets a class
-  legend.label_values = trained.label_values;
-  legend.class_names = trained.class_names;
+  std::vector<LegendEntry> legend = legend_of(trained.class_names);
   std::string table = "index,label,name\n";
   for (size_t k = 0; k < trained.label_values.size(); ++k) {
     table += fmt::format("{},{},{}\n", k, trained.label_values[k], csv_field(trained.class_names[k]));
@@ -68,7 +65,9 @@ absl::Status write_prediction(const std::string& folder, const Prediction& predi
                                 .index_select(0, prediction.classes.flatten() - 1)
                                 .view(prediction.classes.sizes());
   TRAINKIT_RETURN_IF_ERROR(Fs::posix().create_directories(folder).status());
-  TRAINKIT_RETURN_IF_ERROR(write_png(folder + "/map.png", draw_map(enlarge(prediction.classes), legend)));
+  TRAINKIT_RETURN_IF_ERROR(write_png(folder + "/map.png", draw_map(prediction.classes, legend)));
+  legend.erase(legend.begin());  // every pixel gets a class
+  TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), folder + "/legend.svg", draw_legend(legend)));
   TRAINKIT_RETURN_IF_ERROR(write_npy(folder + "/classes.npy", labels));
   TRAINKIT_RETURN_IF_ERROR(write_npy(folder + "/probabilities.npy", prediction.probabilities));
   return write_file_atomically(Fs::posix(), folder + "/classes.csv", table);
@@ -89,20 +88,23 @@ void print_shares(const Prediction& prediction, const TrainedScene& trained) {
 absl::StatusOr<int> predict(const TrainedRun& run, const HsiOptions& options, const std::string& out) {
   // The run's own settings name the training scene.
   const auto is_given = [&](const char* flag) { return run.parser.source(flag).starts_with("--"); };
-  if (!is_given("cube")) return bad_option("--cube", "not given", "", "the cube to classify: .mat, .npy or ENVI .hdr");
+  if (!is_given("cube"))
+    return bad_option("--cube", "not given", "", "the cube to classify: .mat, .npy, ENVI .hdr or .safetensors");
   if (out.empty()) return bad_option("--out", "not given", "", "a folder for the results");
-  for (const char* name : {"map.png", "classes.npy", "probabilities.npy", "classes.csv"}) {
+  for (const char* name : {"map.png", "legend.svg", "classes.npy", "probabilities.npy", "classes.csv"}) {
     TRAINKIT_RETURN_IF_ERROR(run.check_output((std::filesystem::path(out) / name).string()));
   }
   TRAINKIT_ASSIGN_OR_RETURN(const std::string stored, run.file(kTrainedSceneFile, "the statistics of its scene"));
   TRAINKIT_ASSIGN_OR_RETURN(const TrainedScene trained, load_trained_scene(stored));
-  TRAINKIT_ASSIGN_OR_RETURN(const Cube cube, load_cube(options.cube, is_given("cube_key") ? options.cube_key : ""));
-  TRAINKIT_ASSIGN_OR_RETURN(const SelectedBands bands, select_bands(cube, trained, options.cube));
+  TRAINKIT_ASSIGN_OR_RETURN(const Cube cube,
+                            load_cube(options.scene.cube, is_given("cube_key") ? options.scene.cube_key : ""));
+  TRAINKIT_ASSIGN_OR_RETURN(const SelectedBands bands, select_bands(cube, trained, options.scene.cube));
   TRAINKIT_ASSIGN_OR_RETURN(const Prediction prediction, classify(run, options, trained, bands.values));
   TRAINKIT_RETURN_IF_ERROR(write_prediction(out, prediction, trained));
   print_shares(prediction, trained);
   if (!bands.note.empty()) print_line(bands.note);
-  print_line(fmt::format("wrote {0}/map.png, {0}/classes.npy, {0}/probabilities.npy and {0}/classes.csv", out));
+  print_line(fmt::format(
+      "wrote {0}/map.png, {0}/legend.svg, {0}/classes.npy, {0}/probabilities.npy and {0}/classes.csv", out));
   return 0;
 }
 
@@ -111,25 +113,27 @@ absl::StatusOr<int> predict(const TrainedRun& run, const HsiOptions& options, co
 AppCommand predict_command(App& app, const HsiOptions& options) {
   const auto out = std::make_shared<std::string>();
   return command_on_run(
-      app, {.name = "predict",
-            .summary = "Classifies every pixel of a cube with a trained run.",
-            .examples = {"trainkit-hsi predict runs/hsi --cube scene.mat --out prediction",
-                         "trainkit-hsi predict runs/hsi/checkpoints/step-00000400 --cube scene.hdr --out prediction",
-                         "trainkit-hsi predict runs/hsi --cube scene.npy --out prediction --device cpu --parallel 2"},
-            .flags = {"cube", "cube_key", "out", "overwrite"},
-            .add_flags =
-                [out](ConfigParser& parser) {
-                  parser.set_help("overwrite", "Replace earlier results in --out.");
-                  parser.add(
-                      "out", out.get(),
-                      {.help = "Folder for map.png, classes.npy (height, width), probabilities.npy (height, width, "
-                               "classes) and classes.csv.",
-                       .group = "Scene",
-                       .path = PathKind::kOutput,
-                       .metavar = "DIR",
-                       .flag_only = true});
-                },
-            .body = [&options, out](TrainedRun& run) { return predict(run, options, *out); }});
+      app,
+      {.name = "predict",
+       .summary = "Classifies every pixel of a cube with a trained run.",
+       .examples = {"trainkit-hsi predict runs/hsi --cube scene.mat --out prediction",
+                    "trainkit-hsi predict runs/hsi/checkpoints/step-00000400 --cube scene.hdr --out prediction",
+                    "trainkit-hsi predict runs/hsi --cube scene.npy --out prediction --device cpu --parallel 2"},
+       .flags = {"cube", "cube_key", "out", "overwrite"},
+       .add_flags =
+           [out](ConfigParser& parser) {
+             parser.set_help("overwrite", "Replace earlier results in --out.");
+             parser.add(
+                 "out", out.get(),
+                 {.help =
+                      "Folder for map.png, legend.svg, classes.npy (height, width), probabilities.npy (height, width, "
+                      "classes) and classes.csv.",
+                  .group = "Scene",
+                  .path = PathKind::kOutput,
+                  .metavar = "DIR",
+                  .flag_only = true});
+           },
+       .body = [&options, out](TrainedRun& run) { return predict(run, options, *out); }});
 }
 
 }  // namespace trainkit::hsi

@@ -193,12 +193,13 @@ absl::StatusOr<Scene> make_scene(std::string name, const at::Tensor& cube, const
 
 absl::StatusOr<Cube> load_cube(const std::string& path, const std::string& key) try {
   TRAINKIT_RETURN_IF_ERROR(check_file_kind("--cube", path));
-  TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor cube, read_cube(SceneFiles{path, ""}, key));
+  TRAINKIT_ASSIGN_OR_RETURN(const auto source, ArraySource::open(path));
+  TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor cube, read_cube(*source, nullptr, key));
   if (cube.is_complex()) return bad_scene(path, "cube", "contains complex numbers");
   TRAINKIT_RETURN_IF_ERROR(check_cube_rank(path, cube));
   Cube loaded;
   TRAINKIT_ASSIGN_OR_RETURN(loaded.values, checked_cube(path, cube));
-  TRAINKIT_ASSIGN_OR_RETURN(loaded.wavelengths, read_wavelengths(path, cube.size(2)));
+  TRAINKIT_ASSIGN_OR_RETURN(loaded.wavelengths, read_wavelengths(*source, cube.size(2)));
   return loaded;
 } catch (...) {
   return status_from_current_exception();
@@ -206,7 +207,8 @@ absl::StatusOr<Cube> load_cube(const std::string& path, const std::string& key) 
 
 absl::StatusOr<Scene> load_scene(const SceneOptions& options) try {
   TRAINKIT_ASSIGN_OR_RETURN(const SceneFiles files, find_scene_files(options));
-  TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor cube, read_cube(files, options.cube_key));
+  TRAINKIT_ASSIGN_OR_RETURN(const auto source, ArraySource::open(files.cube));
+  TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor cube, read_cube(*source, files.known, options.cube_key));
   TRAINKIT_RETURN_IF_ERROR(check_cube_rank(files.cube, cube));
   TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor truth, read_ground_truth(files, options.gt_key, cube.sizes()));
   const std::string where = files.cube == files.gt ? files.cube : files.cube + " and " + files.gt;
@@ -216,7 +218,7 @@ absl::StatusOr<Scene> load_scene(const SceneOptions& options) try {
   const std::string file = split_path(files.cube).second;
   scene->name = files.known ? std::string(files.known->name) : file.substr(0, file.rfind('.'));
   // Training does not need wavelengths: a damaged list is ignored.
-  scene->wavelengths = read_wavelengths(files.cube, cube.size(2)).value_or(std::vector<double>{});
+  scene->wavelengths = read_wavelengths(*source, cube.size(2)).value_or(std::vector<double>{});
   scene->cube_path = files.cube;
   scene->labels_path = files.gt;
   scene->note = files.note;

@@ -48,11 +48,12 @@ struct SceneOptions {
   std::string data_dir = {};
   /// Name of a known scene (ignoring case, '-', '_' and spaces), or "auto": the only known scene in data_dir.
   std::string scene = "auto";
-  /// Files of any other scene: cube and ground truth, `.mat`, `.npy` or ENVI's `.hdr`. May be one `.mat` file.
+  /// Files of any other scene: cube and ground truth, `.mat`, `.npy`, ENVI's `.hdr` or `.safetensors`. May be one
+  /// file.
   std::string cube = {};
   std::string gt = {};
-  /// Variables in a `.mat`. Empty: the only candidate, which is the only numeric array with three dimensions for the
-  /// cube, or with two dimensions and whole numbers for the ground truth.
+  /// Arrays of a file with several. Empty: the only candidate, which is the only numeric array with three dimensions
+  /// for the cube, or with two dimensions and whole numbers for the ground truth.
   std::string cube_key = {};
   std::string gt_key = {};
   /// See Scene. Names of class 1..C; empty: see Scene.
@@ -63,8 +64,10 @@ struct SceneOptions {
 /// A standard scene of the literature, recognised by its file names.
 struct KnownScene {
   std::string_view name;
-  std::vector<std::string_view> cube_files, cube_keys;
-  std::vector<std::string_view> gt_files, gt_keys;
+  std::vector<std::string_view> cube_files;
+  std::vector<std::string> cube_keys;
+  std::vector<std::string_view> gt_files;
+  std::vector<std::string> gt_keys;
   /// (label in the file, name).
   std::vector<std::pair<int64_t, std::string_view>> classes;
 };
@@ -74,7 +77,7 @@ const std::vector<KnownScene>& known_scenes();
 
 /// Reads and checks a scene. Errors: exit code 2 (cli.value) for inconsistent options, unknown names, a background that
 /// no pixel has and another number of class names than classes. Exit code 4 for
-/// files: those of MatFile, read_npy and read_envi; data.scene with the problem and its place: different sizes of cube
+/// files: those of ArraySource; data.scene with the problem and its place: different sizes of cube
 /// and ground truth (with a hint if one is transposed), a NaN or infinite value with its pixel and band, a label that
 /// is negative or not a whole number, no labelled pixel, a single class.
 absl::StatusOr<Scene> load_scene(const SceneOptions& options);

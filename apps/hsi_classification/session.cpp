@@ -1,13 +1,13 @@
 #include "hsi_classification/session.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <cstdio>
 
-#include "app/results/classification.h"
 #include "hsi_classification/initial_scene.h"
 #include "hsi_classification/preprocess.h"
 #include "trainkit/core/data_error.h"
@@ -15,17 +15,11 @@
 #include "trainkit/core/format.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/nn/functional.h"
-#include "trainkit/optim/adam.h"
+#include "trainkit/tasks/classification.h"
 #include "trainkit/train/checkpoint.h"
 
 namespace trainkit::hsi {
 namespace {
-
-at::Tensor accuracy(const at::Tensor& scores, const at::Tensor& labels) {
-  const c10::NoGradGuard no_grad;
-  return scores.argmax(1).eq(labels).to(at::kFloat).mean();
-}
 
 /// Returns the same scene for smaller patches: with less of its mirrored border.
 std::shared_ptr<const Feed> cropped(const Feed& feed, int64_t patch_size) {
@@ -66,8 +60,8 @@ absl::StatusOr<Session> Session::open(const ConfigParser& parser, const RunOptio
   if (components > scene.bands()) {
     return parser.invalid("pca", "more components than the scene has bands", fmt::format("at most {}", scene.bands()));
   }
-  if (const int64_t least = model_defaults(options.model).min_bands; components == 0 && scene.bands() < least) {
-    return data_error("data.scene", {.file = scene.cube_path}, "too few bands for " + options.model,
+  if (const int64_t least = model_defaults(options.net.model).min_bands; components == 0 && scene.bands() < least) {
+    return data_error("data.scene", {.file = scene.cube_path}, "too few bands for " + options.net.model,
                       std::to_string(scene.bands()), "at least " + std::to_string(least),
                       "--model cnn2d supports any number of bands");
   }
@@ -117,36 +111,40 @@ std::vector<int64_t> Session::class_counts(const at::Tensor& pixels) const {
   return counts;
 }
 
-LossFunction Session::loss_with(std::shared_ptr<const Feed> feed, const at::Tensor& pixels) const {
-  const auto loss_of =
-      std::make_shared<ClassificationLoss>(options_.class_weights ? class_weights(class_counts(pixels)) : at::Tensor());
-  return make_loss_function([feed = std::move(feed), loss_of](HsiModel& model, const Batch& batch) {
-    const at::Tensor scores = model.forward(feed->patches(batch));
-    LossOutput output((*loss_of)(scores, batch["y"]));
-    output.metrics = {{"oa", accuracy(scores, batch["y"])}};
-    return output;
-  });
+std::shared_ptr<const Dataset> Session::test_rows(const Split& split) const {
+  if (!options_.write_maps) return rows(split.test, /*augment=*/false);
+  const int64_t pixels = scene_.height() * scene_.width();
+  at::Tensor labels = at::full({pixels}, -1, at::kLong);
+  labels.index_copy_(0, split.test, labels_of(split.test));
+  return feed_->dataset(at::arange(pixels, at::kLong), labels, /*augment=*/false);
 }
 
-LossFunction Session::loss(const at::Tensor& pixels) const { return loss_with(feed_, pixels); }
-
-LossFunction Session::evaluation_loss(std::shared_ptr<EvaluationCounts> counts) const {
-  return make_loss_function([feed = feed_, counts = std::move(counts)](HsiModel& model, const Batch& batch) {
-    const at::Tensor scores = model.forward(feed->patches(batch));
-    counts->add(batch, batch["y"], scores);
-    LossOutput output(cross_entropy(scores, batch["y"]));
-    output.metrics = {{"oa", accuracy(scores, batch["y"])}};
-    return output;
-  });
+std::shared_ptr<Task> Session::task_with(std::shared_ptr<const Feed> feed, const at::Tensor& pixels) const {
+  return classification(
+      [feed = std::move(feed)](HsiModel& model, const Batch& batch) { return model.forward(feed->patches(batch)); },
+      {.labels = scene_.class_names,
+       .label_values = scene_.label_values,
+       .training_counts = class_counts(pixels),
+       .weight_classes = options_.class_weights,
+       .scores = {{.key = "oa", .title = "oa", .long_title = "overall accuracy"},
+                  {.key = "aa", .title = "aa", .long_title = "average accuracy"},
+                  {"kappa", "kappa", ScoreName::Kind::kNumber},
+                  {"leak", "leak", ScoreName::Kind::kPercent, /*aside=*/true}},
+       .validation_scores = {"aa"},
+       .accuracy_key = "oa",
+       .recalls = true,
+       .row_word = "pixel",
+       .title = "Scores of the test pixels",
+       .keep_classes_only = true});
 }
 
-StepRecipe Session::recipe(const RunOptions& run, const Placement& placement, const at::Tensor& pixels) const {
-  StepRecipe recipe{
-      .make_model = [model = model()] { return create_model(model); },
-      .make_optimizer = [run, replicas = placement.batch.replicas] { return make_optimizer(run, replicas); },
-      .loss = loss(pixels),
-      .dataset = rows(pixels, options_.augment),
-      .cache_bytes = resident_bytes(*feed_)};
+std::shared_ptr<Task> Session::task(const at::Tensor& pixels) const { return task_with(feed_, pixels); }
+
+StepRecipe Session::recipe(const at::Tensor& pixels) const {
+  StepRecipe recipe{.make_model = [model = model()] { return create_model(model); },
+                    .loss = task(pixels)->training_loss(),
+                    .dataset = rows(pixels, options_.augment),
+                    .cache_bytes = resident_bytes(*feed_)};
   const HsiModelOptions own = model();
   const auto simple = model_defaults("cnn2d");
   if (own.model != "cnn2d" && own.model != "mlp" && own.patch_size >= simple.min_patch_size) {
@@ -165,7 +163,7 @@ StepRecipe Session::recipe(const RunOptions& run, const Placement& placement, co
     recipe.smaller.emplace_back(fmt::format("--patch_size {}", size), [this, other, pixels](StepRecipe& choice) {
       const auto inner = cropped(*feed_, other.patch_size);
       choice.make_model = [other] { return create_model(other); };
-      choice.loss = loss_with(inner, pixels);
+      choice.loss = task_with(inner, pixels)->training_loss();
       choice.dataset = inner->dataset(pixels, labels_of(pixels), options_.augment);
       choice.cache_bytes = resident_bytes(*inner);
     });
@@ -187,9 +185,10 @@ RunFacts Session::describe(const Split& split) const {
                             prepared_)},
       {"split", fmt::format("{}: {} training, {} validation and {} test pixels; leak {:.1f}%: the share of test "
                             "pixels inside a training patch",
-                            options_.split, split.train.numel(), split.validation.numel(), split.test.numel(),
+                            options_.split.mode, split.train.numel(), split.validation.numel(), split.test.numel(),
                             100 * leak(split))},
-      {"feed", fmt::format("{} patches of {} x {}, {}", options_.model, feed.patch_size(), feed.patch_size(), kind)}};
+      {"feed",
+       fmt::format("{} patches of {} x {}, {}", options_.net.model, feed.patch_size(), feed.patch_size(), kind)}};
   if (!scene_.note.empty()) facts.emplace_back("note", scene_.note);
   const std::pair<const char*, const at::Tensor&> parts[] = {
       {"training", split.train}, {"validation", split.validation}, {"test", split.test}};
@@ -199,10 +198,6 @@ RunFacts Session::describe(const Split& split) const {
     facts.emplace_back("warning:", fmt::format("no {} pixel of {}", name, missing));
   }
   return facts;
-}
-
-std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replicas) {
-  return std::make_unique<AdamW>(AdamWOptions{.lr = resolve_lr(run, replicas), .weight_decay = run.weight_decay});
 }
 
 absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) {

@@ -18,12 +18,8 @@
 #include "trainkit/app/run_options.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/report/summary.h"
-#include "trainkit/train/loss.h"
+#include "trainkit/tasks/task.h"
 #include "trainkit/train/step_memory.h"
-
-namespace trainkit {
-class EvaluationCounts;
-}
 
 namespace trainkit::hsi {
 
@@ -51,22 +47,21 @@ class Session {
   /// Returns the number of `pixels` (n) of each class.
   std::vector<int64_t> class_counts(const at::Tensor& pixels) const;
 
-  /// Returns the training loss, cross-entropy, with the share of correct patches as metric "oa", all on the device.
-  /// With
-  /// --class_weights classes are weighted by their frequency among `pixels`. Keeps the feed alive.
-  LossFunction loss(const at::Tensor& pixels) const;
-  /// Returns the evaluation loss: without class weights, comparable between runs. Adds the predictions to `counts`.
-  LossFunction evaluation_loss(std::shared_ptr<EvaluationCounts> counts) const;
+  /// Returns the classification of patches: training loss with the classes weighted by their frequency among `pixels`
+  /// (--class_weights), scores of the scene's classes. Keeps the feed alive.
+  std::shared_ptr<Task> task(const at::Tensor& pixels) const;
+  /// Returns the rows of the test; with --write_maps those of the whole scene, of which only test pixels have a class.
+  std::shared_ptr<const Dataset> test_rows(const Split& split) const;
 
   /// Returns the parts of a step on training `pixels`, as one device sees it. A scene on the device stays there.
   /// Valid as long as this session.
-  StepRecipe recipe(const RunOptions& run, const Placement& placement, const at::Tensor& pixels) const;
+  StepRecipe recipe(const at::Tensor& pixels) const;
 
   /// Returns the facts "scene", "split" and "feed" of a run, and a warning for each part that lacks a class.
   RunFacts describe(const Split& split) const;
 
  private:
-  LossFunction loss_with(std::shared_ptr<const Feed> feed, const at::Tensor& pixels) const;
+  std::shared_ptr<Task> task_with(std::shared_ptr<const Feed> feed, const at::Tensor& pixels) const;
   Session(HsiOptions options, Scene scene, Preprocessing preprocessing, std::shared_ptr<const Feed> feed,
           std::string prepared)
       : options_(std::move(options)),
@@ -80,9 +75,6 @@ class Session {
   std::shared_ptr<const Feed> feed_;
   std::string prepared_;  // description of the preprocessing
 };
-
-/// Returns AdamW with the flags' settings, without parameters.
-std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replicas);
 
 /// Implements --make_demo_data: writes a scene of Indian Pines' size into `folder`, which is created if needed.
 absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed);

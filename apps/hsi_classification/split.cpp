@@ -24,7 +24,8 @@ using Pixels = std::vector<int64_t>;
 enum Purpose : uint64_t { kTrain = 1, kValidation = 2, kBlocks = 3 };
 
 absl::Status check(const SplitOptions& options) {
-  if (options.mode == SplitMode::kFile) return absl::OkStatus();
+  const bool is_drawn = options.mode == "random" || options.mode == "disjoint";
+  if (!is_drawn) return absl::OkStatus();
   if (options.train_count < 0) {
     return bad_option("--train_count", "negative", std::to_string(options.train_count), "0 or more pixels per class");
   }
@@ -35,7 +36,7 @@ absl::Status check(const SplitOptions& options) {
     return bad_option("--validation_share", "out of range", fmt::format("{}", options.validation_share),
                       "0 or more, below 1");
   }
-  if (options.mode == SplitMode::kDisjoint && options.block_size < 1) {
+  if (options.mode == "disjoint" && options.block_size < 1) {
     return bad_option("--block_size", "out of range", std::to_string(options.block_size), "at least 1 pixel");
   }
   return absl::OkStatus();
@@ -199,10 +200,10 @@ absl::Status check_labelled(const Scene& scene, const Split& split, const std::s
 
 absl::StatusOr<Split> make_split(const Scene& scene, const SplitOptions& options) try {
   TRAINKIT_RETURN_IF_ERROR(check(options));
-  if (options.mode == SplitMode::kRandom) return random_split(scene, options);
-  if (options.mode == SplitMode::kDisjoint) return Blocks(scene, options).split();
-  TRAINKIT_ASSIGN_OR_RETURN(Split split, load_split(options.file, scene.height(), scene.width()));
-  TRAINKIT_RETURN_IF_ERROR(check_labelled(scene, split, options.file));
+  if (options.mode == "random") return random_split(scene, options);
+  if (options.mode == "disjoint") return Blocks(scene, options).split();
+  TRAINKIT_ASSIGN_OR_RETURN(Split split, load_split(options.mode, scene.height(), scene.width()));
+  TRAINKIT_RETURN_IF_ERROR(check_labelled(scene, split, options.mode));
   return split;
 } catch (...) {
   return status_from_current_exception();

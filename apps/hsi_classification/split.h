@@ -19,15 +19,11 @@ struct Split {
   at::Tensor test;
 };
 
-enum class SplitMode {
-  kRandom,    ///< Random pixels of each class. Training pixels are neighbours of test pixels: see leak().
-  kDisjoint,  ///< Whole blocks of the scene. No training pixel lies in a test block, except where a class is
-              ///< divided inside a block.
-  kFile,      ///< Read from a file of save_split.
-};
-
 struct SplitOptions {
-  SplitMode mode = SplitMode::kRandom;
+  /// "random": random pixels of each class; training pixels are neighbours of test pixels, see leak(). "disjoint":
+  /// whole blocks of the scene; no training pixel lies in a test block, except where a class is divided inside a block.
+  /// Otherwise: path of a file of save_split.
+  std::string mode = "random";
   /// Share of each class for training (including validation), in (0, 1). Used unless train_count is set.
   double train_ratio = 0.1;
   /// Training pixels per class (including validation); 0 uses train_ratio.
@@ -35,10 +31,8 @@ struct SplitOptions {
   /// Share of the training pixels of each class for validation, in [0, 1). Rounded down, so that a class with few
   /// pixels trains on all of them.
   double validation_share = 0.1;
-  /// kDisjoint: side of a block in pixels.
-  int64_t block_size = 8;
-  /// File of kFile.
-  std::string file = {};
+  /// "disjoint": side of a block in pixels.
+  int64_t block_size = 16;
   uint64_t seed = 0;
 };
 

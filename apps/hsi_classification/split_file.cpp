@@ -4,43 +4,19 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "hsi_classification/split.h"
+#include "trainkit/app/stored_values.h"
 #include "trainkit/core/data_error.h"
-#include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit::hsi {
 namespace {
 
-constexpr int64_t kMostBytes = int64_t{256} << 20;
-constexpr const char* kFormat = "trainkit-split";
-
-absl::Status bad_split(const std::string& path, const std::string& field, const std::string& problem,
-                       const std::string& got = "", const std::string& expected = "") {
-  return data_error("data.split", {.file = path, .field = field}, problem, got, expected);
-}
-
-absl::StatusOr<at::Tensor> read_part(const std::string& path, const nlohmann::json& file, const char* name,
-                                     int64_t pixels, std::vector<bool>& taken) {
-  const auto part = file.find(name);
-  if (part == file.end() || !part->is_array()) return bad_split(path, name, "not a list of pixels");
-  std::vector<int64_t> numbers;
-  for (const auto& element : *part) {
-    const bool in_range = element.is_number_integer() && element.get<int64_t>() >= 0 && element.get<int64_t>() < pixels;
-    if (!in_range)
-      return bad_split(path, name, "not a pixel of the scene", element.dump(), fmt::format("0 to {}", pixels - 1));
-    numbers.push_back(element.get<int64_t>());
-    if (taken[numbers.back()])
-      return bad_split(path, name, "duplicate pixel", std::to_string(numbers.back()), "each pixel once, in one part");
-    taken[numbers.back()] = true;
-  }
-  std::sort(numbers.begin(), numbers.end());
-  return at::tensor(numbers, at::kLong);
-}
+constexpr char kFormat[] = "trainkit-split";
+constexpr const char* kParts[] = {"train", "validation", "test"};
 
 std::string list_of(const at::Tensor& pixels) {
   const at::Tensor here = pixels.cpu().contiguous();
@@ -59,31 +35,37 @@ absl::Status save_split(const std::string& path, const Split& split, int64_t hei
 }
 
 absl::StatusOr<Split> load_split(const std::string& path, int64_t height, int64_t width) {
-  const auto text = Fs::posix().read_file(path, kMostBytes);
-  if (!text.ok()) return reclassify(text.status(), ExitCode::kData, "data.split");
-  const auto file = nlohmann::json::parse(*text, nullptr, false);
-  if (file.is_discarded() || !file.is_object()) return bad_split(path, "", "not a JSON split file");
-  if (file.value("format", nlohmann::json()) != kFormat || file.value("version", nlohmann::json()) != 1) {
-    return bad_split(path, "format", "not a split of version 1", "", kFormat);
-  }
-  const auto is = [&](const char* name, int64_t size) {
-    const auto found = file.find(name);
-    return found != file.end() && found->is_number_integer() && *found == size;
-  };
-  if (!is("height", height) || !is("width", width)) {
-    return bad_split(path, "height", "split of a scene of a different size",
-                     fmt::format("{} x {}", file.value("height", nlohmann::json()).dump(),
-                                 file.value("width", nlohmann::json()).dump()),
-                     fmt::format("{} x {}", height, width));
+  constexpr char kOtherScene[] = "split of a scene of a different size";
+  const Error blame{.exit_code = ExitCode::kData, .id = "data.split", .expected = "a split of trainkit-hsi"};
+  constexpr char kOtherPixel[] = "not a pixel of the scene";
+  const int64_t last = height * width - 1;
+  std::string format;
+  int64_t number = 0;
+  std::vector<int64_t> parts[3];
+  TRAINKIT_RETURN_IF_ERROR(load_values(path,
+                                       {{"format", &format},
+                                        {"version", &number, 0, 1, 1, "not a split of version 1"},
+                                        {"height", &number, 0, height, height, kOtherScene},
+                                        {"width", &number, 0, width, width, kOtherScene},
+                                        {"train", &parts[0], 1, 0, last, kOtherPixel},
+                                        {"validation", &parts[1], 0, 0, last, kOtherPixel},
+                                        {"test", &parts[2], 1, 0, last, kOtherPixel}},
+                                       blame));
+  if (format != kFormat) {
+    return data_error("data.split", {.file = path, .field = "format"}, "not a split", format, kFormat);
   }
   std::vector<bool> taken(static_cast<size_t>(height * width), false);
-  Split split;
-  TRAINKIT_ASSIGN_OR_RETURN(split.train, read_part(path, file, "train", height * width, taken));
-  TRAINKIT_ASSIGN_OR_RETURN(split.validation, read_part(path, file, "validation", height * width, taken));
-  TRAINKIT_ASSIGN_OR_RETURN(split.test, read_part(path, file, "test", height * width, taken));
-  if (split.train.numel() == 0) return bad_split(path, "train", "no pixel");
-  if (split.test.numel() == 0) return bad_split(path, "test", "no pixel");
-  return split;
+  for (size_t i = 0; i < 3; ++i) {
+    std::sort(parts[i].begin(), parts[i].end());
+    for (const int64_t pixel : parts[i]) {
+      if (taken[static_cast<size_t>(pixel)]) {
+        return data_error("data.split", {.file = path, .field = kParts[i]}, "duplicate pixel", std::to_string(pixel),
+                          "each pixel once, in one part");
+      }
+      taken[static_cast<size_t>(pixel)] = true;
+    }
+  }
+  return Split{at::tensor(parts[0], at::kLong), at::tensor(parts[1], at::kLong), at::tensor(parts[2], at::kLong)};
 }
 
 }  // namespace trainkit::hsi

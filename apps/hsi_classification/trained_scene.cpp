@@ -6,25 +6,14 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <nlohmann/json.hpp>
 
+#include "trainkit/app/stored_values.h"
 #include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
-#include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/io/safetensors.h"
 
 namespace trainkit::hsi {
 namespace {
-
-absl::Status bad_file(const std::string& path, const std::string& field, const std::string& problem) {
-  return to_status({.exit_code = ExitCode::kWeights,
-                    .id = "weights.scene",
-                    .where = path,
-                    .field = field,
-                    .problem = problem,
-                    .expected = "the statistics and classes of a training scene"});
-}
 
 absl::Status bad_bands(const std::string& path, const std::string& problem, const std::string& got,
                        const std::string& expected, const std::string& hint = "") {
@@ -70,45 +59,6 @@ absl::StatusOr<size_t> nearest_band(const std::vector<double>& cube, const std::
   return nearest;
 }
 
-/// The tensors of a file by name, with the shapes that the first one implies.
-class StoredTensors {
- public:
-  StoredTensors(std::string path, NamedTensors tensors)
-      : path_(std::move(path)), tensors_(tensors.begin(), tensors.end()) {}
-
-  bool contains(const std::string& name) const { return tensors_.contains(name); }
-  absl::StatusOr<at::Tensor> read(const std::string& name, at::IntArrayRef sizes) const {
-    const auto found = tensors_.find(name);
-    if (found == tensors_.end()) return bad_file(path_, name, "is missing");
-    if (found->second.scalar_type() != at::kDouble || found->second.dim() != static_cast<int64_t>(sizes.size())) {
-      return bad_file(path_, name, "has another type or shape");
-    }
-    for (size_t d = 0; d < sizes.size(); ++d) {
-      const int64_t size = found->second.size(static_cast<int64_t>(d));
-      if (size == 0 || (sizes[d] >= 0 && size != sizes[d])) return bad_file(path_, name, "has another type or shape");
-    }
-    return found->second;
-  }
-
- private:
-  std::string path_;
-  std::map<std::string, at::Tensor> tensors_;
-};
-
-absl::Status read_classes(const std::string& path, const SafetensorsMetadata& metadata, TrainedScene& scene) {
-  const auto text = metadata.find("classes");
-  const auto json = text == metadata.end() ? nlohmann::json() : nlohmann::json::parse(text->second, nullptr, false);
-  if (!json.is_array() || json.size() < 2) return bad_file(path, "classes", "is missing or damaged");
-  for (const auto& entry : json) {
-    if (!entry.is_array() || entry.size() != 2 || !entry[0].is_number_integer() || !entry[1].is_string()) {
-      return bad_file(path, "classes", "is damaged");
-    }
-    scene.label_values.push_back(entry[0].get<int64_t>());
-    scene.class_names.push_back(entry[1].get<std::string>());
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 TrainedScene trained_scene(const Scene& scene, const Preprocessing& preprocessing) {
@@ -120,44 +70,51 @@ TrainedScene trained_scene(const Scene& scene, const Preprocessing& preprocessin
 
 absl::Status save_trained_scene(const std::string& path, const TrainedScene& scene) {
   const Preprocessing& p = scene.preprocessing;
-  NamedTensors tensors = {{"band.mean", p.bands.mean}, {"band.std", p.bands.std}};
-  if (p.pca) {
-    tensors.insert(tensors.end(), {{"pca.mean", p.pca->mean},
-                                   {"pca.components", p.pca->components},
-                                   {"component.mean", p.components.mean},
-                                   {"component.std", p.components.std}});
-  }
-  if (!scene.wavelengths.empty()) tensors.emplace_back("wavelengths", at::tensor(scene.wavelengths, at::kDouble));
-  auto classes = nlohmann::json::array();
+  std::vector<std::pair<int64_t, std::string>> classes;
   for (size_t k = 0; k < scene.label_values.size(); ++k) {
-    classes.push_back({scene.label_values[k], escape_text(scene.class_names[k])});
+    classes.emplace_back(scene.label_values[k], escape_text(scene.class_names[k]));
   }
-  return save_safetensors(Fs::posix(), path, tensors, {{"classes", classes.dump()}});
+  StoredValues values = {{"band.mean", p.bands.mean}, {"band.std", p.bands.std}, {"classes", classes}};
+  if (p.pca) {
+    values.insert({{"pca.mean", p.pca->mean},
+                   {"pca.components", p.pca->components},
+                   {"component.mean", p.components.mean},
+                   {"component.std", p.components.std}});
+  }
+  if (!scene.wavelengths.empty()) values["wavelengths"] = at::tensor(scene.wavelengths, at::kDouble);
+  return save_values(path, values);
 }
 
 absl::StatusOr<TrainedScene> load_trained_scene(const std::string& path) {
-  TRAINKIT_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::open(path));
-  TRAINKIT_ASSIGN_OR_RETURN(NamedTensors tensors, file.tensors());
-  const StoredTensors stored(path, std::move(tensors));
   TrainedScene scene;
   Preprocessing& p = scene.preprocessing;
-  TRAINKIT_ASSIGN_OR_RETURN(p.bands.mean, stored.read("band.mean", {-1}));
-  const int64_t bands = p.bands.mean.size(0);
-  TRAINKIT_ASSIGN_OR_RETURN(p.bands.std, stored.read("band.std", {bands}));
-  if (stored.contains("pca.components")) {
-    Pca pca;
-    TRAINKIT_ASSIGN_OR_RETURN(pca.components, stored.read("pca.components", {-1, bands}));
-    TRAINKIT_ASSIGN_OR_RETURN(pca.mean, stored.read("pca.mean", {bands}));
-    const int64_t k = pca.components.size(0);
-    TRAINKIT_ASSIGN_OR_RETURN(p.components.mean, stored.read("component.mean", {k}));
-    TRAINKIT_ASSIGN_OR_RETURN(p.components.std, stored.read("component.std", {k}));
-    p.pca = std::move(pca);
+  Pca pca;
+  at::Tensor wavelengths;
+  std::vector<std::pair<int64_t, std::string>> classes;
+  const auto tensor = [](const char* key, at::Tensor& target, const char* shape, const char* group = "") {
+    return StoredField{.key = key, .target = &target, .shape = shape, .dtype = at::kDouble, .group = group};
+  };
+  TRAINKIT_RETURN_IF_ERROR(load_values(path,
+                                       {tensor("band.mean", p.bands.mean, "bands"),
+                                        tensor("band.std", p.bands.std, "bands"),
+                                        tensor("pca.components", pca.components, "components bands", "pca"),
+                                        tensor("pca.mean", pca.mean, "bands", "pca"),
+                                        tensor("component.mean", p.components.mean, "components", "pca"),
+                                        tensor("component.std", p.components.std, "components", "pca"),
+                                        tensor("wavelengths", wavelengths, "bands", "wavelengths"),
+                                        {"classes", &classes, 2}},
+                                       {.exit_code = ExitCode::kWeights,
+                                        .id = "weights.scene",
+                                        .expected = "the statistics and classes of a training scene"}));
+  if (pca.components.defined()) p.pca = std::move(pca);
+  if (wavelengths.defined()) {
+    const double* const values = wavelengths.const_data_ptr<double>();
+    scene.wavelengths.assign(values, values + wavelengths.numel());
   }
-  if (stored.contains("wavelengths")) {
-    TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor values, stored.read("wavelengths", {bands}));
-    scene.wavelengths.assign(values.const_data_ptr<double>(), values.const_data_ptr<double>() + bands);
+  for (auto& [label, name] : classes) {
+    scene.label_values.push_back(label);
+    scene.class_names.push_back(std::move(name));
   }
-  TRAINKIT_RETURN_IF_ERROR(read_classes(path, file.metadata(), scene));
   return scene;
 }
 

@@ -31,10 +31,11 @@ struct DoctorFlags {
 /// Runs the trainer's --dry_run and adds its findings. Returns the trainer's exit code.
 absl::StatusOr<int> check_data(const ConfigParser& parser, const DoctorFlags& flags,
                                const std::vector<std::string>& further, Findings& findings) {
-  std::vector<std::string> words = {"--dry_run", "--json"};
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string program, find_trainer(parser, flags.app));
+  std::vector<std::string> words = {program, "--dry_run", "--json"};
   if (!flags.data_dir.empty()) words.insert(words.end(), {"--data_dir", flags.data_dir});
   words.insert(words.end(), further.begin(), further.end());
-  TRAINKIT_ASSIGN_OR_RETURN(const Ended ended, run_trainer(parser, flags.app, words));
+  TRAINKIT_ASSIGN_OR_RETURN(const Ended ended, run_trainer(words));
   const auto answer = nlohmann::ordered_json::parse(ended.output, nullptr, false);
   if (answer.is_object()) {
     for (const auto& [name, value] : answer.items())
@@ -42,11 +43,10 @@ absl::StatusOr<int> check_data(const ConfigParser& parser, const DoctorFlags& fl
   }
   const bool good = ended.code == 0;
   const size_t error = std::min(ended.errors.find("error["), ended.errors.size());
-  findings.add(
-      "data set", "verdict", ended.code,
-      good ? "good" : ended.errors.substr(error, ended.errors.find('\n', error) - error),
-      good ? Verdict::kOk : Verdict::kWarning,
-      good ? "" : fmt::format("see the output of trainkit-{} --dry_run (exit code {})", flags.app, ended.code));
+  findings.add("data set", "verdict", ended.code,
+               good ? "good" : ended.errors.substr(error, ended.errors.find('\n', error) - error),
+               good ? Verdict::kOk : Verdict::kWarning,
+               good ? "" : fmt::format("see the output of {} --dry_run (exit code {})", program, ended.code));
   return ended.code;
 }
 
@@ -60,7 +60,8 @@ std::string existing_folder(const std::string& folder) {
 
 void add_flags(ConfigParser& parser, DoctorFlags& flags) {
   parser.add("app", &flags.app,
-             {.help = "Trainer whose --dry_run checks its data set. Give its own flags after --.", .metavar = "NAME"});
+             {.help = "Trainer whose --dry_run checks its data set: a name or a path. Give its own flags after --.",
+              .metavar = "NAME"});
   parser.add("data_dir", &flags.data_dir,
              {.help = "Folder of the data set, to measure its disk.", .path = PathKind::kInput});
   parser.add("output_dir", &flags.output_dir,

@@ -16,7 +16,6 @@
 #include "trainkit/report/summary.h"
 #include "trainkit/train/checkpoint.h"
 #include "trainkit/trainer.h"
-#include "trainkit/words.h"
 
 namespace trainkit::tool {
 namespace {
@@ -58,21 +57,6 @@ absl::Status write(const std::string& out, Format format, const std::string& sou
   return to_status(*error);
 }
 
-/// Returns the name of the trainer that made a run: "hsi" for trainkit-hsi. Each config.yaml begins with it.
-absl::StatusOr<std::string> trainer_of(const std::string& run) {
-  const std::string path = run + "/config.yaml";
-  constexpr int64_t kMostBytes = 1 << 20;
-  TRAINKIT_ASSIGN_OR_RETURN(const std::string text, Fs::posix().read_file(path, kMostBytes));
-  constexpr std::string_view kBegin = "# trainkit-";
-  if (text.starts_with(kBegin))
-    return text.substr(kBegin.size(), text.find_first_of(" \n", kBegin.size()) - kBegin.size());
-  return to_status({.exit_code = ExitCode::kUsage,
-                    .id = "cli.value",
-                    .where = path,
-                    .problem = "not a run of a trainer of trainkit",
-                    .hint = "ONNX needs the model: call export_onnx() in the program that defines it"});
-}
-
 absl::Status usage_error(const std::string& where, const std::string& field, const std::string& problem,
                          const std::string& expected) {
   return to_status({.exit_code = ExitCode::kUsage,
@@ -84,27 +68,17 @@ absl::Status usage_error(const std::string& where, const std::string& field, con
 }
 
 /// Lets the trainer of the run write the file, since it alone knows the model.
-absl::StatusOr<int> export_to_onnx(const ConfigParser& parser, const std::string& source, const std::string& out,
-                                   bool overwrite) {
+absl::Status export_to_onnx(const ConfigParser& parser, const std::string& app, const std::string& source,
+                            const std::string& out, bool overwrite) {
   std::string run = source;
-  if (!Fs::posix().exists(run + "/config.yaml")) {
+  if (!Fs::posix().exists(run + "/run.json")) {
     TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(source, "."));
     run = checkpoint.run_folder();
   }
-  TRAINKIT_ASSIGN_OR_RETURN(const std::string trainer, trainer_of(run));
-  if (trainer == "transformer") {
-    return to_status({.exit_code = ExitCode::kUsage,
-                      .id = "onnx.operator",
-                      .where = source,
-                      .problem = "trainkit-transformer cannot be written as ONNX: its blocks are kernels of its own",
-                      .hint = "export the weights: trainkit export " + source + " model.safetensors"});
-  }
-  std::vector<std::string> words = {"export", source, out};
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string program, app.empty() ? find_trainer_of(run) : find_trainer(parser, app));
+  std::vector<std::string> words = {program, "export", source, out};
   if (overwrite) words.push_back("--overwrite");
-  TRAINKIT_ASSIGN_OR_RETURN(const Ended ended, run_trainer(parser, trainer, words));
-  print(ended.output);
-  std::fputs(ended.errors.c_str(), stderr);
-  return ended.code;
+  return become(std::move(words));
 }
 
 }  // namespace
@@ -113,27 +87,32 @@ absl::StatusOr<int> export_command(const Arguments& given) {
   ConfigParser parser(
       {.name = "trainkit export",
        .version = library_versions()["trainkit"],
-       .description = "Writes the weights of a checkpoint (a run folder, its checkpoints/ or one step-...) or of a "
-                      "weight file to OUT.\nThe extension of OUT gives the format: .safetensors; .pt, .pth, .bin for "
-                      "torch.load(OUT, weights_only=True); .onnx\nfor a whole model (trainkit-hsi, trainkit-emotion, "
-                      "trainkit-gpt2rec), as PROGRAM export does.",
+       .description =
+           "Writes the weights of a checkpoint (a run folder, its checkpoints/ or one step-...) or of a "
+           "weight file to OUT.\nThe extension of OUT gives the format: .safetensors; .pt, .pth, .bin for "
+           "torch.load(OUT, weights_only=True); .onnx\nfor a whole model, which the trainer of the run writes (PROGRAM "
+           "export).",
        .examples = {"trainkit export runs/transformer model.pt",
                     "trainkit export runs/transformer/checkpoints/step-00000100 model.safetensors",
                     "trainkit export model.pth model.safetensors --prefix ema.model",
                     "trainkit export runs/hsi model.onnx"},
        .words = "CHECKPOINT OUT"});
-  std::string prefix, format_name;
+  std::string prefix, format_name, app;
   bool overwrite = false;
   parser.add(
       "prefix", &prefix,
       {.help = "State dict inside a PyTorch file. Default: found automatically.", .group = "Input", .metavar = "NAME"});
+  parser.add("app", &app,
+             {.help = "Trainer of the run, for .onnx: a name or a path. Default: the program that run.json names.",
+              .group = "Input",
+              .metavar = "NAME"});
   parser.add("format", &format_name,
              {.help = "Format of OUT. Default: given by its extension.",
               .group = "Output",
               .choices = {"safetensors", "torch", "onnx"}});
   parser.add("overwrite", &overwrite, {.help = "Replace OUT if it exists.", .group = "Output"});
   Arguments arguments = given;
-  TRAINKIT_ASSIGN_OR_RETURN(const std::vector<std::string> words, take_words(arguments, {"CHECKPOINT", "OUT"}));
+  TRAINKIT_ASSIGN_OR_RETURN(const std::vector<std::string> words, parser.take_words(arguments.flags));
   TRAINKIT_ASSIGN_OR_RETURN(const bool wanted, parse_or_print(parser, arguments));
   if (!wanted || words.empty()) return 0;
   const std::string& out = words[1];
@@ -149,7 +128,7 @@ absl::StatusOr<int> export_command(const Arguments& given) {
   if (format == Format::kOnnx) {
     if (!prefix.empty()) return usage_error("", "--prefix", "has no meaning for ONNX", "a run without --prefix");
     if (!out.ends_with(".onnx")) return usage_error(out, "OUT", "is no name of an ONNX file", "OUT.onnx");
-    return export_to_onnx(parser, words[0], out, overwrite);
+    return export_to_onnx(parser, app, words[0], out, overwrite);
   }
   TRAINKIT_ASSIGN_OR_RETURN(const std::string source, find_weight_file(words[0]));
   std::error_code absent;

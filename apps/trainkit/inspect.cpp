@@ -16,7 +16,6 @@
 #include "trainkit/io/weight_file.h"
 #include "trainkit/report/summary.h"
 #include "trainkit/train/checkpoint.h"
-#include "trainkit/words.h"
 
 namespace trainkit::tool {
 namespace {
@@ -111,7 +110,7 @@ absl::StatusOr<int> inspect_command(const Arguments& given) {
   bool as_json = false;
   parser.add("json", &as_json, {.help = "Print JSON instead of a table.", .group = "Output"});
   Arguments arguments = given;
-  TRAINKIT_ASSIGN_OR_RETURN(const std::vector<std::string> words, take_words(arguments, {"FILE"}));
+  TRAINKIT_ASSIGN_OR_RETURN(const std::vector<std::string> words, parser.take_words(arguments.flags));
   TRAINKIT_ASSIGN_OR_RETURN(const bool wanted, parse_or_print(parser, arguments));
   if (!wanted || words.empty()) return 0;
   std::optional<int64_t> step;

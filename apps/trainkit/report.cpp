@@ -11,7 +11,6 @@
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/report/summary.h"
-#include "trainkit/words.h"
 
 namespace trainkit::tool {
 namespace {
@@ -47,10 +46,10 @@ absl::StatusOr<int> report_command(const Arguments& given) {
               .path = PathKind::kOutput,
               .metavar = "FILE"});
   Arguments arguments = given;
-  TRAINKIT_ASSIGN_OR_RETURN(const std::vector<std::string> folders, take_all_words(arguments, "RUN"));
+  TRAINKIT_ASSIGN_OR_RETURN(const std::vector<std::string> folders, parser.take_words(arguments.flags));
   TRAINKIT_ASSIGN_OR_RETURN(const bool wanted, parse_or_print(parser, arguments));
   if (!wanted || folders.empty()) return 0;
-  TRAINKIT_ASSIGN_OR_RETURN(const std::vector<std::string> runs, runs_of(folders));
+  TRAINKIT_ASSIGN_OR_RETURN(const std::vector<std::string> runs, trainkit::detail::find_all_runs(folders));
   if (out.empty()) out = runs.size() == 1 ? runs[0] + "/report.html" : "report.html";
   using trainkit::detail::check_replaced;
   TRAINKIT_RETURN_IF_ERROR(check_replaced("--out", out, {trainkit::detail::report_begin()}, "a report"));

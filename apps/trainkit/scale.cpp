@@ -12,11 +12,11 @@
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/distributed/device_replicator.h"
+#include "trainkit/distributed/scaling.h"
 #include "trainkit/probes.h"
 #include "trainkit/report/summary.h"
 #include "trainkit/scale_plot.h"
 #include "trainkit/scale_run.h"
-#include "trainkit/scaling_model.h"
 
 namespace trainkit::tool {
 namespace {

@@ -5,10 +5,9 @@
 #include <torch/utils.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <filesystem>
 #include <map>
 
+#include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/distributed/device_replicator.h"
 #include "trainkit/optim/adam.h"
@@ -21,27 +20,7 @@
 namespace trainkit::tool {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr int64_t kSavedRows = 192, kSavedSteps = 16;
-
-/// Creates a temporary folder. Removes it with its contents on destruction. Throws if it cannot be created.
-class TemporaryFolder {
- public:
-  TemporaryFolder() : path_((fs::temp_directory_path() / "trainkit-doctor-XXXXXX").string()) {
-    if (!mkdtemp(path_.data())) throw std::runtime_error("cannot create a temporary folder");
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 
 /// Trains up to step `steps` with checkpoints, on the same rows in every call. Returns the weights on the CPU.
 absl::StatusOr<NamedTensors> train_and_save(at::Device device, const std::string& folder, int64_t steps, bool resumes) {
@@ -76,8 +55,9 @@ int64_t differing(const NamedTensors& found, const NamedTensors& expected) {
   });
 }
 
-absl::StatusOr<Checked> check_bits(at::Device device, const TemporaryFolder& folder) {
-  const std::string whole_run = folder / "whole", parts_run = folder / "parts";
+absl::StatusOr<Checked> check_bits(at::Device device) {
+  TRAINKIT_ASSIGN_OR_RETURN(const auto folder, TemporaryFolder::create());
+  const std::string whole_run = folder.path() + "/whole", parts_run = folder.path() + "/parts";
   TRAINKIT_ASSIGN_OR_RETURN(const NamedTensors whole, train_and_save(device, whole_run, kSavedSteps, false));
   TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath path, resolve_checkpoint("latest", whole_run));
   TRAINKIT_ASSIGN_OR_RETURN(const CheckpointContents loaded, load_checkpoint(path));
@@ -96,9 +76,6 @@ absl::StatusOr<Checked> check_bits(at::Device device, const TemporaryFolder& fol
 
 }  // namespace
 
-Checked verify_checkpoint(at::Device device) {
-  const TemporaryFolder folder;
-  return check_bits(device, folder).value();
-}
+Checked verify_checkpoint(at::Device device) { return check_bits(device).value(); }
 
 }  // namespace trainkit::tool

@@ -1,12 +1,12 @@
 // trainkit verify-resume: checks that an interrupted and resumed run ends with the same bytes as an uninterrupted one.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <map>
+#include <optional>
 
 #include "trainkit/command.h"
 #include "trainkit/config/config.h"
@@ -94,38 +94,22 @@ absl::StatusOr<InterruptOptions> options_of(const ConfigParser& parser, const Ve
 
 void log_line(const std::string& line) { std::fputs((line + "\n").c_str(), stderr); }
 
-/// Holds the folder of the runs. Removes a temporary one on destruction unless keep() was called; never a given one.
-class Folder {
- public:
-  static absl::StatusOr<std::unique_ptr<Folder>> open(const std::string& wanted) {
-    auto folder = std::make_unique<Folder>();
-    if (wanted.empty()) {
-      folder->path_ = (fs::temp_directory_path() / "trainkit-verify-XXXXXX").string();
-      folder->kept_ = mkdtemp(folder->path_.data()) == nullptr;
-      if (!folder->kept_) return folder;
-    } else {
-      folder->path_ = wanted;
-      folder->kept_ = true;  // never remove a user's folder
-      std::error_code error;
-      if (Fs::posix().create_directories(wanted).ok() && fs::is_empty(wanted, error) && !error) return folder;
-    }
-    return to_status({.exit_code = ExitCode::kUsage,
-                      .id = "resume.folder",
-                      .where = folder->path_,
-                      .field = "--folder",
-                      .problem = "is not an empty, writable folder"});
+/// Returns the folder of the runs: that of --folder, or `temporary`.
+absl::StatusOr<std::string> folder_of(const VerifyResumeFlags& flags, std::optional<TemporaryFolder>& temporary) {
+  if (flags.folder.empty()) {
+    TRAINKIT_ASSIGN_OR_RETURN(temporary, TemporaryFolder::create());
+    return temporary->path();
   }
-  ~Folder() {
-    std::error_code ignored;
-    if (!kept_) fs::remove_all(path_, ignored);
+  std::error_code error;
+  if (Fs::posix().create_directories(flags.folder).ok() && fs::is_empty(flags.folder, error) && !error) {
+    return flags.folder;
   }
-  void keep() { kept_ = true; }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-  bool kept_ = false;
-};
+  return to_status({.exit_code = ExitCode::kUsage,
+                    .id = "resume.folder",
+                    .where = flags.folder,
+                    .field = "--folder",
+                    .problem = "is not an empty, writable folder"});
+}
 
 /// Collects the comparisons of all interrupted runs, with the first difference of each kind.
 class Findings {
@@ -162,9 +146,9 @@ class Findings {
   std::string differing_;
 };
 
-absl::StatusOr<int> verify(const VerifyResumeFlags& flags, const InterruptOptions& options, Folder& folder) {
+absl::StatusOr<int> verify(const VerifyResumeFlags& flags, const InterruptOptions& options, const std::string& folder) {
   InterruptedRuns runs(options);
-  const std::string reference = folder.path() + "/undisturbed";
+  const std::string reference = folder + "/undisturbed";
   log_line("uninterrupted run: " + fmt::format("{}", fmt::join(options.program, " ")));
   TRAINKIT_ASSIGN_OR_RETURN(const RunTimes times, runs.run_uninterrupted(reference));
   log_line(fmt::format("{} steps in {:.1f} s, first checkpoint after {:.1f} s", times.steps, times.end,
@@ -173,7 +157,7 @@ absl::StatusOr<int> verify(const VerifyResumeFlags& flags, const InterruptOption
   // A run may finish its last step before the drawn time. Stop if that happens 20 times in a row: the run is too short.
   for (int64_t fruitless = 0; runs.counts().interruptions < flags.kills;) {
     const int64_t before = runs.counts().interruptions;
-    const std::string run = fmt::format("{}/interrupted-{}", folder.path(), runs.counts().runs + 1);
+    const std::string run = fmt::format("{}/interrupted-{}", folder, runs.counts().runs + 1);
     TRAINKIT_RETURN_IF_ERROR(runs.run_interrupted(run, times, flags.kills - before));
     TRAINKIT_ASSIGN_OR_RETURN(const auto compared, compare_runs(reference, run, flags.ignore));
     findings.add(run, compared);
@@ -222,10 +206,11 @@ absl::StatusOr<int> verify_resume_command(const Arguments& arguments) {
   TRAINKIT_ASSIGN_OR_RETURN(const bool wanted, parse_or_print(parser, arguments));
   if (!wanted) return 0;
   TRAINKIT_ASSIGN_OR_RETURN(const InterruptOptions options, options_of(parser, flags, arguments.program));
-  TRAINKIT_ASSIGN_OR_RETURN(const auto folder, Folder::open(flags.folder));
-  absl::StatusOr<int> code = verify(flags, options, *folder);
-  if (flags.keep || !code.ok()) folder->keep();
-  if (flags.keep) log_line("the runs are in " + folder->path());
+  std::optional<TemporaryFolder> temporary;
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string folder, folder_of(flags, temporary));
+  absl::StatusOr<int> code = verify(flags, options, folder);
+  if (temporary && (flags.keep || !code.ok())) temporary->keep();
+  if (flags.keep) log_line("the runs are in " + folder);
   return code;
 }
 

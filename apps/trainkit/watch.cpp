@@ -18,7 +18,6 @@
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/report/summary.h"
-#include "trainkit/words.h"
 
 namespace trainkit::tool {
 namespace {
@@ -185,10 +184,10 @@ absl::StatusOr<int> watch_command(const Arguments& given) {
   parser.add("port", &port,
              {.help = "Port on 127.0.0.1. 0: any free port.", .group = "Options", .min = 0, .max = 65535});
   Arguments arguments = given;
-  TRAINKIT_ASSIGN_OR_RETURN(const std::vector<std::string> folders, take_all_words(arguments, "RUN"));
+  TRAINKIT_ASSIGN_OR_RETURN(const std::vector<std::string> folders, parser.take_words(arguments.flags));
   TRAINKIT_ASSIGN_OR_RETURN(const bool wanted, parse_or_print(parser, arguments));
   if (!wanted || folders.empty()) return 0;
-  TRAINKIT_ASSIGN_OR_RETURN(const std::vector<std::string> runs, runs_of(folders));
+  TRAINKIT_ASSIGN_OR_RETURN(const std::vector<std::string> runs, trainkit::detail::find_all_runs(folders));
   // All threads of the server inherit the mask, so that sigwait() receives the signals.
   sigset_t signals;
   sigemptyset(&signals);

@@ -66,7 +66,7 @@ StepRecipe TransformerApp::recipe(const RunContext& context) const {
     options.checkpoint_segments = {segments};
     other.make_model = [options, vocab_size] { return create_model(options, vocab_size).ptr(); };
   };
-  recipe.most_segments = options_.n_layers;
+  recipe.most_segments = options_.model.n_layers;
   recipe.choose_segments = options_.checkpoint_segments.is_auto();
   return recipe;
 }
@@ -136,7 +136,8 @@ absl::Status TransformerApp::on_evaluation(RunContext& context, int64_t step, Me
 }
 
 std::string TransformerApp::sample_title(int64_t step, const RunContext& context) const {
-  return fmt::format("Weights of step {}, temperature {:g}, seed {}", step, options_.temperature, context.run.seed);
+  return fmt::format("Weights of step {}, temperature {:g}, seed {}", step, options_.sampling.temperature,
+                     context.run.seed);
 }
 
 std::vector<int64_t> TransformerApp::mixed_rows(const RunContext& context, const TrainerResult& result) const {
@@ -172,7 +173,7 @@ absl::StatusOr<Metrics> TransformerApp::test(RunContext& context, const TrainedM
 
 absl::Status TransformerApp::sample_at_end(RunContext& context, const TrainedModel& trained) {
   Transformer model(std::dynamic_pointer_cast<TransformerImpl>(trained.devices.module()));
-  TRAINKIT_ASSIGN_OR_RETURN(last_sample_, session_->sample(model, options_.sample_tokens));
+  TRAINKIT_ASSIGN_OR_RETURN(last_sample_, session_->sample(model, options_.sampling.max_tokens));
   const bool is_best = trained.best && trained.best->step() >= 0;
   const int64_t step = is_best ? trained.best->step() : trained.result.steps;
   const char* which = is_best ? ", the best in validation" : ", the last weights";

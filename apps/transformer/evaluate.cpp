@@ -43,7 +43,7 @@ absl::StatusOr<Score> score_texts(const TrainedRun& run, const TransformerOption
   for (const TokenizedText& text : corpus.texts) {
     texts.push_back(std::make_shared<const TokenWindows>(
         text.tokens,
-        TokenWindowsOptions{.block_size = options.block_size, .whole = true, .document_end = document_end}));
+        TokenWindowsOptions{.block_size = options.model.block_size, .whole = true, .document_end = document_end}));
   }
   // The run's own --eval_max_rows shortens its evaluations during training.
   const bool shortens = run.parser.source("eval_max_rows").starts_with("--");
@@ -73,14 +73,16 @@ absl::StatusOr<Score> score_texts(const TrainedRun& run, const TransformerOption
 absl::StatusOr<std::vector<TextInput>> texts_to_evaluate(const TrainedRun& run, const TransformerOptions& options) {
   // The run's own --input is the training text.
   if (run.parser.source("input").starts_with("--")) return corpus_options(options, "").inputs;
-  if (!options.validation_input.empty()) return std::vector<TextInput>{{.path = options.validation_input}};
+  if (const std::string& text = options.corpus.validation_input; !text.empty()) {
+    return std::vector<TextInput>{{.path = text}};
+  }
   return bad_word("--input", "not given", "a text to evaluate",
                   "a run with --validation_input evaluates that text without --input");
 }
 
 absl::StatusOr<int> evaluate_text(const TrainedRun& run, const TransformerOptions& options) {
-  TRAINKIT_ASSIGN_OR_RETURN(const auto folder, temporary_folder());
-  CorpusOptions text = corpus_options(options, *folder);
+  TRAINKIT_ASSIGN_OR_RETURN(const auto folder, TemporaryFolder::create());
+  CorpusOptions text = corpus_options(options, folder.path());
   TRAINKIT_ASSIGN_OR_RETURN(text.inputs, texts_to_evaluate(run, options));
   text.validation_input.clear();
   TRAINKIT_ASSIGN_OR_RETURN(text.saved_tokenizer, run.file(kTokenizerFile, "its tokenizer"));

@@ -2,15 +2,13 @@
 
 #include <fmt/format.h>
 
-#include "app/program/initial_weights.h"
+#include "trainkit/app/initial_weights.h"
 #include "trainkit/core/status.h"
 #include "trainkit/nn/transformer.h"
 #include "transformer/session.h"
 
 namespace trainkit::transformer {
 namespace {
-
-using trainkit::detail::RowNames;
 
 std::vector<std::string> tokens_of(const Tokenizer& tokenizer) {
   std::vector<std::string> tokens;
@@ -23,12 +21,13 @@ std::vector<std::string> tokens_of(const Tokenizer& tokenizer) {
 
 absl::Status adapt_rows(const RunWeights& from, const Tokenizer& tokenizer, const TransformerOptions& options,
                         LoadWeightsOptions& load, RunFacts& facts) {
-  const int64_t width = options.hidden_dim, default_heads = default_n_heads(width);
-  if (trainkit::detail::setting_beside(from, "hidden_dim") == std::to_string(width)) {  // else the shapes differ
-    const int64_t heads = options.n_heads == 0 ? default_heads : options.n_heads;
-    TRAINKIT_RETURN_IF_ERROR(trainkit::detail::check_heads(from, "n_heads", heads, default_heads));
+  const int64_t width = options.model.hidden_dim, default_heads = default_n_heads(width);
+  if (setting_beside(from, "hidden_dim") == std::to_string(width)) {  // else the shapes differ
+    const int64_t heads = options.model.n_heads == 0 ? default_heads : options.model.n_heads;
+    TRAINKIT_RETURN_IF_ERROR(
+        check_setting(from, "n_heads", std::to_string(heads), "number of heads", std::to_string(default_heads)));
   }
-  const std::string path = trainkit::detail::file_beside(from, kTokenizerFile);
+  const std::string path = file_beside(from, kTokenizerFile);
   if (path.empty()) {
     facts.emplace_back("warning:",
                        fmt::format("no {} next to {}: row i of its embedding is taken for token i of this run's {} "
@@ -38,27 +37,18 @@ absl::Status adapt_rows(const RunWeights& from, const Tokenizer& tokenizer, cons
   }
   TRAINKIT_ASSIGN_OR_RETURN(const auto saved, load_tokenizer(path));
   if (saved->digest() == tokenizer.digest()) return absl::OkStatus();
-  RowNames characters{"characters", tokens_of(*saved), tokens_of(tokenizer)};
+  const RowNames characters{
+      "characters", tokens_of(*saved), tokens_of(tokenizer), {"transformer.wte.weight", "lm_head.weight"}};
   if (saved->name() != tokenizer.name() || tokenizer.name() != "char") {
     const bool same = saved->name() == tokenizer.name();
     if (same && characters.in_file == characters.here)
       return absl::OkStatus();  // only special tokens are parsed otherwise
-    return trainkit::detail::other_meaning(
-        path, "", "is another tokenizer than this run's",
-        fmt::format("{}, {} tokens", saved->name(), saved->vocab_size()),
-        fmt::format("{}, {} tokens", tokenizer.name(), tokenizer.vocab_size()),
-        same ? "give the --vocab and --merges of that run" : "--tokenizer " + saved->name());
+    return other_meaning(path, "", "is another tokenizer than this run's",
+                         fmt::format("{}, {} tokens", saved->name(), saved->vocab_size()),
+                         fmt::format("{}, {} tokens", tokenizer.name(), tokenizer.vocab_size()),
+                         same ? "give the --vocab and --merges of that run" : "--tokenizer " + saved->name());
   }
-  if (characters.known() == 0) {
-    return trainkit::detail::other_meaning(path, "", "has no character of this text", "", "",
-                                           "start without --init_from: the rows would be those of other characters");
-  }
-  facts.emplace_back("start", fmt::format("weights of {}: {} by {}; new ones start as in a new model", from.file,
-                                          characters.describe(), path));
-  load.adapt = [characters, path](NamedTensors& file, const NamedTensors& model) {
-    return trainkit::detail::take_rows(file, model, characters, {"transformer.wte.weight", "lm_head.weight"}, path);
-  };
-  return absl::OkStatus();
+  return take_rows(from, path, {characters}, load, facts);
 }
 
 }  // namespace trainkit::transformer

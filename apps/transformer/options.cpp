@@ -10,21 +10,17 @@ constexpr char kEvaluateMode[] = "evaluate";
 OptionNeed evaluations() { return {"eval_every", {"0"}, /*excludes=*/true}; }
 
 void add_model_flags(ConfigParser& parser, TransformerOptions& options) {
-  const auto add = [&](const char* name, auto* variable, OptionSpec spec) {
-    spec.group = "Model";
-    spec.modes = {modes::kTrain};
-    parser.add(name, variable, std::move(spec));
-  };
+  const OptionGroup add(parser, "Model", {modes::kTrain});
   constexpr double kMaxWidth = 1 << 20;
-  add("hidden_dim", &options.hidden_dim, {.help = "Width of the model.", .min = 1, .max = kMaxWidth});
-  add("n_layers", &options.n_layers, {.help = "Transformer blocks.", .min = 1, .max = 1024});
-  add("n_heads", &options.n_heads,
+  add("hidden_dim", &options.model.hidden_dim, {.help = "Width of the model.", .min = 1, .max = kMaxWidth});
+  add("n_layers", &options.model.n_layers, {.help = "Transformer blocks.", .min = 1, .max = 1024});
+  add("n_heads", &options.model.n_heads,
       {.help = "Attention heads; must divide hidden_dim. 0: the largest divisor that is at most 8.",
        .min = 0,
        .max = kMaxWidth});
-  add("block_size", &options.block_size, {.help = "Context length in tokens.", .min = 1, .max = kMaxWidth});
-  add("dropout", &options.dropout, {.help = "Dropout probability, below 1.", .min = 0, .max = 0.999});
-  add("bias", &options.bias, {.help = "Biases in linear layers and layer norms."});
+  add("block_size", &options.model.block_size, {.help = "Context length in tokens.", .min = 1, .max = kMaxWidth});
+  add("dropout", &options.model.dropout, {.help = "Dropout probability, below 1.", .min = 0, .max = 0.999});
+  add("bias", &options.model.bias, {.help = "Biases in linear layers and layer norms."});
   add("gradient_checkpointing", &options.gradient_checkpointing,
       {.help = "Recompute each block in backward: less memory, a third more time."});
   add("checkpoint_segments", &options.checkpoint_segments,
@@ -35,38 +31,35 @@ void add_model_flags(ConfigParser& parser, TransformerOptions& options) {
 }
 
 void add_text_flags(ConfigParser& parser, TransformerOptions& options) {
-  const auto add = [&](const char* name, auto* variable, OptionSpec spec) {
-    spec.group = "Text";
-    if (spec.modes.empty()) spec.modes = {modes::kTrain, kEvaluateMode};
-    parser.add(name, variable, std::move(spec));
-  };
+  const OptionGroup add(parser, "Text", {modes::kTrain, kEvaluateMode});
   add("input", &options.input,
       {.help = "Text files, .jsonl files or folders of them. Several are mixed by weight (a.txt:0.7 b.jsonl:0.3), or "
                "joined without weights. Default: the licences in /usr/share/common-licenses.",
        .path = PathKind::kInput,
        .metavar = "PATH[:WEIGHT] [...]"});
-  add("validation_input", &options.validation_input,
+  add("validation_input", &options.corpus.validation_input,
       {.help = "Text for validation. Unset: the last 10 % of each input.",
        .path = PathKind::kInput});  // evaluate reads it too, also that of a run without evaluations
   add("eval_max_rows", &options.eval_max_rows,
       {.help = "Evaluate N windows of the validation text, evenly spaced; 0: all.", .min = 0});
-  add("jsonl_field", &options.jsonl_field, {.help = "Field of each line of a .jsonl file that has the text."});
-  add("normalize_newlines", &options.normalize_newlines, {.help = "Convert CRLF line ends to LF."});
-  add("allow_special_tokens", &options.allow_special_tokens,
+  add("jsonl_field", &options.corpus.text.jsonl_field,
+      {.help = "Field of each line of a .jsonl file that has the text."});
+  add("normalize_newlines", &options.corpus.text.normalize_newlines, {.help = "Convert CRLF line ends to LF."});
+  add("allow_special_tokens", &options.corpus.allow_special_tokens,
       {.help = "Parse <|endoftext|> in a text as the token that ends a document; else it is plain text."});
   add("pack_documents", &options.pack_documents,
       {.help =
            "Attention and positions of a document do not cross its borders. Documents are the lines of .jsonl files, "
            "the files of a folder, and texts that <|endoftext|> separates (--allow_special_tokens)."});
-  add("tokenizer", &options.tokenizer,
+  add("tokenizer", &options.corpus.tokenizer,
       {.help = "Tokenizer: characters, or GPT-2's byte pairs.", .choices = {"char", "gpt2"}, .modes = {modes::kTrain}});
   const OptionNeed gpt2{"tokenizer", {"gpt2"}};
-  add("vocab", &options.vocab,
+  add("vocab", &options.corpus.vocab,
       {.help = "GPT-2's encoder.json, for --tokenizer gpt2.",
        .path = PathKind::kInput,
        .modes = {modes::kTrain},
        .needs = {gpt2}});
-  add("merges", &options.merges,
+  add("merges", &options.corpus.merges,
       {.help = "GPT-2's vocab.bpe, for --tokenizer gpt2.",
        .path = PathKind::kInput,
        .modes = {modes::kTrain},
@@ -74,18 +67,11 @@ void add_text_flags(ConfigParser& parser, TransformerOptions& options) {
 }
 
 void add_optimizer_flags(ConfigParser& parser, TransformerOptions& options) {
-  parser.add(
-      "optimizer", &options.optimizer,
+  const OptionGroup add(parser, "Optimization", {modes::kTrain});
+  add("optimizer", &options.optimizer,
       {.help = "Optimizer: AdamW; or Muon for the matrices of the blocks and AdamW for embeddings, norms, biases "
                "and the output layer.",
-       .group = "Optimization",
-       .choices = {"adamw", "muon"},
-       .modes = {modes::kTrain}});
-  const auto add = [&](const char* name, double* variable, OptionSpec spec) {
-    spec.group = "Optimization";
-    spec.modes = {modes::kTrain};
-    parser.add(name, variable, std::move(spec));
-  };
+       .choices = {"adamw", "muon"}});
   add("beta1", &options.beta1, {.help = "AdamW's decay rate of the mean gradient.", .min = 0, .max = 0.999999});
   add("beta2", &options.beta2, {.help = "AdamW's decay rate of the mean squared gradient.", .min = 0, .max = 0.999999});
   add("final_lr_share", &options.final_lr_share,
@@ -96,11 +82,7 @@ void add_optimizer_flags(ConfigParser& parser, TransformerOptions& options) {
 }
 
 void add_sampling_flags(ConfigParser& parser, TransformerOptions& options) {
-  const auto add = [&](const char* name, auto* variable, OptionSpec spec) {
-    spec.group = "Sampling";
-    if (spec.modes.empty()) spec.modes = {modes::kTrain, kSampleMode};
-    parser.add(name, variable, std::move(spec));
-  };
+  const OptionGroup add(parser, "Sampling", {modes::kTrain, kSampleMode});
   add("sample", &options.sample,
       {.help = "Continue this text instead of training. Uses the weights of --output_dir, the best ones in validation, "
                "or those of a checkpoint (--resume).",
@@ -114,12 +96,12 @@ void add_sampling_flags(ConfigParser& parser, TransformerOptions& options) {
       {.help = "Sample a short text at each evaluation, for the report. It does not change the training.",
        .modes = {modes::kTrain},
        .needs = {evaluations()}});
-  add("sample_tokens", &options.sample_tokens, {.help = "Tokens to generate.", .min = 1, .max = 1 << 20});
-  add("temperature", &options.temperature,
+  add("sample_tokens", &options.sampling.max_tokens, {.help = "Tokens to generate.", .min = 1, .max = 1 << 20});
+  add("temperature", &options.sampling.temperature,
       {.help = "Sampling temperature. Lower is more deterministic; 0 takes the most probable token.",
        .min = 0,
        .max = 100});
-  add("top_k", &options.top_k,
+  add("top_k", &options.sampling.top_k,
       {.help = "Sample from the k most probable tokens; 0: from all.", .min = 0, .max = 1 << 24});
 }
 
@@ -211,20 +193,20 @@ std::string suggested_preset(int64_t device_bytes) {
 }
 
 absl::Status check_transformer_options(const ConfigParser& parser, const TransformerOptions& options) {
-  if (options.n_heads > 0 && options.hidden_dim % options.n_heads != 0) {
+  if (options.model.n_heads > 0 && options.model.hidden_dim % options.model.n_heads != 0) {
     return parser.invalid("n_heads", "does not divide the width",
-                          fmt::format("a divisor of --hidden-dim {}", options.hidden_dim));
+                          fmt::format("a divisor of --hidden-dim {}", options.model.hidden_dim));
   }
   const int64_t segments = options.checkpoint_segments.value.value_or(1);
-  if (segments > options.n_layers) {
+  if (segments > options.model.n_layers) {
     return parser.invalid("checkpoint_segments", "more segments than blocks",
-                          fmt::format("at most --n-layers {}", options.n_layers));
+                          fmt::format("at most --n-layers {}", options.model.n_layers));
   }
   if (options.gradient_checkpointing && options.checkpoint_segments != IntOrAuto{1}) {
     return parser.invalid("checkpoint_segments", "--gradient-checkpointing already recomputes each block",
                           "one of the two");
   }
-  if (options.tokenizer == "gpt2" && (options.vocab.empty() || options.merges.empty())) {
+  if (options.corpus.tokenizer == "gpt2" && (options.corpus.vocab.empty() || options.corpus.merges.empty())) {
     return parser.invalid("tokenizer", "gpt2 requires its files", "--vocab encoder.json --merges vocab.bpe");
   }
   if (!options.sample.empty() && !options.prompt_file.empty()) {
@@ -234,26 +216,16 @@ absl::Status check_transformer_options(const ConfigParser& parser, const Transfo
 }
 
 TransformerConfig model_config(const TransformerOptions& options, int64_t vocab_size) {
-  return {.vocab_size = vocab_size,
-          .block_size = options.block_size,
-          .n_layers = options.n_layers,
-          .n_heads = options.n_heads,
-          .hidden_dim = options.hidden_dim,
-          .dropout = options.dropout,
-          .bias = options.bias};
+  TransformerConfig config = options.model;
+  config.vocab_size = vocab_size;
+  return config;
 }
 
 CorpusOptions corpus_options(const TransformerOptions& options, const std::string& cache_dir) {
-  CorpusOptions corpus{.validation_input = options.validation_input,
-                       .text = {.jsonl_field = options.jsonl_field,
-                                .normalize_newlines = options.normalize_newlines,
-                                .files_are_documents = options.pack_documents},
-                       .tokenizer = options.tokenizer,
-                       .vocab = options.vocab,
-                       .merges = options.merges,
-                       .allow_special_tokens = options.allow_special_tokens,
-                       .cache_dir = cache_dir,
-                       .block_size = options.block_size};
+  CorpusOptions corpus = options.corpus;
+  corpus.text.files_are_documents = options.pack_documents;
+  corpus.cache_dir = cache_dir;
+  corpus.block_size = options.model.block_size;
   for (const std::string& text : options.input) corpus.inputs.push_back(parse_input(text).value_or(TextInput{text}));
   return corpus;
 }

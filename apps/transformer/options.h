@@ -12,35 +12,21 @@
 
 namespace trainkit::transformer {
 
-/// Values of the trainer's flags, one member per flag with the flag's name.
+/// Values of the trainer's flags. Those of a part are in the part's own options, which model_config and corpus_options
+/// complete.
 struct TransformerOptions {
-  // Model
-  int64_t hidden_dim = 512;
-  int64_t n_layers = 6;
-  /// 0 means the largest divisor of hidden_dim that is at most 8.
-  int64_t n_heads = 0;
-  int64_t block_size = 128;
-  double dropout = 0.0;
-  bool bias = false;
+  TransformerConfig model = {};
   bool gradient_checkpointing = false;
   /// 1 disables it.
   IntOrAuto checkpoint_segments = {1};
 
-  // Text
   /// Each with or without a weight, see parse_input.
   std::vector<std::string> input = {};
-  std::string validation_input = {};
+  CorpusOptions corpus = {};
+  bool pack_documents = false;
   /// Windows per evaluation; 0: all.
   int64_t eval_max_rows = 0;
-  std::string jsonl_field = "text";
-  bool normalize_newlines = false;
-  bool allow_special_tokens = false;
-  bool pack_documents = false;
-  std::string tokenizer = "char";
-  std::string vocab = {};
-  std::string merges = {};
 
-  // Optimizer
   /// adamw or muon.
   std::string optimizer = "adamw";
   double beta1 = 0.9;
@@ -48,13 +34,10 @@ struct TransformerOptions {
   /// Learning rate at the end of the schedule, as a share of --lr.
   double final_lr_share = 0.1;
 
-  // Sampling
   std::string sample = {};
   std::string prompt_file = {};
   bool eval_sample = true;
-  int64_t sample_tokens = 200;
-  double temperature = 0.8;
-  int64_t top_k = 200;
+  GenerateOptions sampling = {};
 };
 
 /// The mode of --sample and --prompt_file, for OptionSpec::modes.

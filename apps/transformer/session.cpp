@@ -3,19 +3,18 @@
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/ops/where.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <cstdio>
 #include <filesystem>
 #include <set>
 
-#include "io/files/folder_files.h"
 #include "trainkit/app/app.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/format.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/adapters.h"
+#include "trainkit/io/folder_files.h"
 #include "trainkit/io/mapped_file.h"
 #include "trainkit/train/checkpoint.h"
 #include "transformer/demo_text.h"
@@ -23,11 +22,6 @@
 
 namespace trainkit::transformer {
 namespace {
-
-GenerateOptions generate_options(const TransformerOptions& options, uint64_t seed) {
-  return {
-      .max_tokens = options.sample_tokens, .temperature = options.temperature, .top_k = options.top_k, .seed = seed};
-}
 
 StateDict state_of(const TransformerConfig& config) {
   return {{"vocab_size", config.vocab_size}, {"block_size", config.block_size}, {"n_layers", config.n_layers},
@@ -87,39 +81,6 @@ absl::StatusOr<std::string> prompt_of(const TransformerOptions& options) {
 
 }  // namespace
 
-namespace {
-
-/// Removes the folder with the last copy of the pointer.
-std::shared_ptr<const std::string> remove_at_end(const std::string& folder) {
-  return std::shared_ptr<const std::string>(new std::string(folder), [](const std::string* made) {
-    std::error_code ignored;
-    std::filesystem::remove_all(*made, ignored);
-    delete made;
-  });
-}
-
-/// Creates a folder with a temporary name in `parent`.
-absl::StatusOr<std::shared_ptr<const std::string>> temporary_folder_in(const std::string& parent) {
-  TRAINKIT_ASSIGN_OR_RETURN(const Directory directory, Fs::posix().open_directory(parent));
-  const std::string name = temporary_name("texts");
-  TRAINKIT_RETURN_IF_ERROR(directory.create_directory(name));
-  return remove_at_end(parent + "/" + name);
-}
-
-}  // namespace
-
-absl::StatusOr<std::shared_ptr<const std::string>> temporary_folder() {
-  std::string name = (std::filesystem::temp_directory_path() / "trainkit-XXXXXX").string();
-  if (!mkdtemp(name.data())) {
-    return to_status({.exit_code = ExitCode::kStorage,
-                      .id = "storage.temporary",
-                      .where = name,
-                      .problem = "cannot create a temporary folder",
-                      .hint = "TMPDIR names another place"});
-  }
-  return remove_at_end(name);
-}
-
 TokenizeProgress tokenize_progress() {
   return [shown = int64_t{-1}](int64_t done, int64_t total) mutable {
     const int64_t tenth = total > (int64_t{16} << 20) ? done * 10 / total : -1;
@@ -133,17 +94,17 @@ TokenizeProgress tokenize_progress() {
 
 absl::StatusOr<Session> Session::open(const RunOptions& run, const TransformerOptions& options) {
   // A dry run and a resume that is refused change no file of the run.
-  std::shared_ptr<const std::string> temporary;
+  std::optional<TemporaryFolder> temporary;
   if (run.dry_run || !run.resume.empty()) {
-    TRAINKIT_ASSIGN_OR_RETURN(temporary, temporary_folder());
+    TRAINKIT_ASSIGN_OR_RETURN(temporary, TemporaryFolder::create());
   }
-  CorpusOptions corpus = corpus_options(options, run.dry_run            ? *temporary
+  CorpusOptions corpus = corpus_options(options, run.dry_run            ? temporary->path()
                                                  : run.data_dir.empty() ? run.output_dir
                                                                         : run.data_dir);
   if (!run.resume.empty()) {
     TRAINKIT_ASSIGN_OR_RETURN(const auto saved, earlier_file(run, kTokenizerFile));
     corpus.saved_tokenizer = saved.value_or("");
-    corpus.prepared_dir = *temporary;
+    corpus.prepared_dir = temporary->path();
     corpus.check_digest = [&run](const std::string& digest) { return check_data(run, digest); };
   }
   // Neither does a new run that is refused: it removes the token files that it has written to its folder.
@@ -152,10 +113,10 @@ absl::StatusOr<Session> Session::open(const RunOptions& run, const TransformerOp
   if (owns_cache) TRAINKIT_RETURN_IF_ERROR(Fs::posix().create_directories(run.output_dir).status());
   const auto earlier = owns_cache ? token_files_in(run.output_dir) : std::set<std::filesystem::path>{};
   // A prepared text is needed until it is tokenized. No file of the user can have its place.
-  std::shared_ptr<const std::string> texts;
+  std::optional<TemporaryFolder> texts;
   if (corpus.prepared_dir.empty()) {
-    TRAINKIT_ASSIGN_OR_RETURN(texts, temporary_folder_in(corpus.cache_dir));
-    corpus.prepared_dir = *texts;
+    TRAINKIT_ASSIGN_OR_RETURN(texts, TemporaryFolder::create(corpus.cache_dir));
+    corpus.prepared_dir = texts->path();
   }
   auto prepared = prepare_corpus(corpus, tokenize_progress());
   if (prepared.ok() && options.pack_documents) {
@@ -169,8 +130,9 @@ absl::StatusOr<Session> Session::open(const RunOptions& run, const TransformerOp
 std::string describe_findings(const TokenizedText& text, const TransformerOptions& options) {
   std::string findings;
   if (text.crlf > 0) {
-    findings += fmt::format("; {} CRLF line ends{}", text.crlf,
-                            options.normalize_newlines ? " converted to LF" : " (--normalize_newlines converts them)");
+    findings += fmt::format(
+        "; {} CRLF line ends{}", text.crlf,
+        options.corpus.text.normalize_newlines ? " converted to LF" : " (--normalize_newlines converts them)");
   }
   if (text.empty_documents > 0) findings += fmt::format("; {} empty documents skipped", text.empty_documents);
   if (const std::string note = left_out_note(text.left_out); !note.empty()) findings += "; " + note;
@@ -214,14 +176,15 @@ double Session::target_share() const {
   return targets / positions;
 }
 
+std::shared_ptr<const TokenWindows> Session::windows(const TokenizedText& text, TokenWindowsOptions part) const {
+  part.block_size = options_.model.block_size;
+  part.document_end = document_end();
+  return std::make_shared<TokenWindows>(text.tokens, part);
+}
+
 std::vector<std::shared_ptr<const Dataset>> Session::training_texts() const {
   std::vector<std::shared_ptr<const Dataset>> texts;
-  for (const TokenizedText& text : corpus_.texts) {
-    texts.push_back(std::make_shared<TokenWindows>(
-        text.tokens,
-        TokenWindowsOptions{
-            .block_size = options_.block_size, .begin = 0, .end = text.train_tokens, .document_end = document_end()}));
-  }
+  for (const TokenizedText& text : corpus_.texts) texts.push_back(windows(text, {.end = text.train_tokens}));
   return texts;
 }
 
@@ -243,10 +206,7 @@ void Session::mix() {
 ValidationRows Session::validation_rows() const {
   std::vector<std::shared_ptr<const TokenWindows>> texts;
   const auto add = [&](const TokenizedText& text) {
-    texts.push_back(std::make_shared<TokenWindows>(text.tokens, TokenWindowsOptions{.block_size = options_.block_size,
-                                                                                    .begin = text.train_tokens,
-                                                                                    .whole = true,
-                                                                                    .document_end = document_end()}));
+    texts.push_back(windows(text, {.begin = text.train_tokens, .whole = true}));
   };
   if (corpus_.validation) {
     add(*corpus_.validation);
@@ -271,11 +231,10 @@ std::vector<StepRecipe::Choice> smaller_models(const TransformerOptions& options
     });
   };
   TransformerOptions narrow = options, shallow = options, checkpointed = options;
-  narrow.hidden_dim = options.hidden_dim / 2;
-  const bool divides = narrow.hidden_dim > 0 && (options.n_heads == 0 || narrow.hidden_dim % options.n_heads == 0);
-  if (divides) add(fmt::format("--hidden_dim {}", narrow.hidden_dim), narrow);
-  shallow.n_layers = options.n_layers / 2;
-  if (shallow.n_layers > 0) add(fmt::format("--n_layers {}", shallow.n_layers), shallow);
+  const int64_t width = narrow.model.hidden_dim /= 2, layers = shallow.model.n_layers /= 2;
+  const int64_t heads = options.model.n_heads;
+  if (width > 0 && (heads == 0 || width % heads == 0)) add(fmt::format("--hidden_dim {}", width), narrow);
+  if (layers > 0) add(fmt::format("--n_layers {}", layers), shallow);
   checkpointed.gradient_checkpointing = true;
   if (!options.gradient_checkpointing) add("--gradient_checkpointing", checkpointed);
   return models;
@@ -316,7 +275,8 @@ absl::Status Session::save() const {
 }
 
 absl::StatusOr<std::string> Session::sample(Transformer& model, int64_t most_tokens) const {
-  GenerateOptions options = generate_options(options_, run_.seed);
+  GenerateOptions options = options_.sampling;
+  options.seed = run_.seed;
   options.max_tokens = std::min(options.max_tokens, most_tokens);
   return sample_text(model, *corpus_.tokenizer, "", options);
 }
@@ -336,7 +296,9 @@ absl::StatusOr<int> sample_from_run(const RunOptions& run, const TransformerOpti
                                             [&] { return Transformer(config); }, {.devices = {device}}));
   std::fputs((predictor.weights().describe() + "\n").c_str(), stderr);
   Transformer model(std::dynamic_pointer_cast<TransformerImpl>(predictor.model().shared_from_this()));
-  const auto text = sample_text(model, *tokenizer, prompt, generate_options(options, run.seed));
+  GenerateOptions sampling = options.sampling;
+  sampling.seed = run.seed;
+  const auto text = sample_text(model, *tokenizer, prompt, sampling);
   if (!text.ok()) return add_file_to_error(text.status(), options.prompt_file);
   std::fputs((*text + "\n").c_str(), stdout);
   return 0;

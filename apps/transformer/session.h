@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "trainkit/app/run_options.h"
+#include "trainkit/core/fs.h"
 #include "trainkit/core/state_dict.h"
 #include "trainkit/nn/transformer.h"
 #include "trainkit/report/summary.h"
@@ -50,18 +51,19 @@ class Session {
   absl::StatusOr<std::string> sample(Transformer& model, int64_t most_tokens) const;
 
  private:
-  Session(const RunOptions& run, const TransformerOptions& options, std::shared_ptr<const std::string> temporary,
+  Session(const RunOptions& run, const TransformerOptions& options, std::optional<TemporaryFolder> temporary,
           Corpus corpus)
       : run_(run), options_(options), temporary_(std::move(temporary)), corpus_(std::move(corpus)) {
     mix();
   }
+  std::shared_ptr<const TokenWindows> windows(const TokenizedText& text, TokenWindowsOptions part) const;
   std::vector<std::shared_ptr<const Dataset>> training_texts() const;
   int64_t document_end() const;
   void mix();
 
   RunOptions run_;
   TransformerOptions options_;
-  std::shared_ptr<const std::string> temporary_;
+  std::optional<TemporaryFolder> temporary_;
   Corpus corpus_;
   std::optional<Mixture> mixture_;
 };
@@ -71,9 +73,6 @@ std::string describe_findings(const TokenizedText& text, const TransformerOption
 
 /// Name of the tokenizer's file in a run's folder.
 inline constexpr char kTokenizerFile[] = "tokenizer.json";
-
-/// Creates a folder that is deleted with the last copy of the pointer. Error: storage.temporary (exit code 6).
-absl::StatusOr<std::shared_ptr<const std::string>> temporary_folder();
 
 /// Reports progress on stderr in steps of 10 %, for texts above 16 MiB.
 TokenizeProgress tokenize_progress();

@@ -6,11 +6,11 @@
 #include <filesystem>
 
 #include "core/base/utf8.h"
-#include "io/files/folder_files.h"
 #include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
+#include "trainkit/io/folder_files.h"
 #include "trainkit/text/tokenizer.h"
 #include "transformer/demo_text.h"
 #include "transformer/json_lines.h"

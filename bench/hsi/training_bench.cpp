@@ -7,6 +7,7 @@
 #include "hsi_classification/perf.h"
 #include "networks.h"
 #include "rounds.h"
+#include "trainkit/app/benchmark.h"
 
 namespace trainkit {
 
@@ -16,19 +17,23 @@ namespace {
 void train(benchmark::State& state, const char* network, FeedKind feed, Precision precision = Precision::kFp32) {
   at::set_num_threads(2);
   const bench::HsiTask task = bench::hsi_task(network);
-  PerfSettings settings;
-  settings.model = task.model;
-  settings.epoch_rows = task.rows;
-  settings.batch_size = task.batch_size;
-  settings.augment = false;
-  settings.feed = feed;
-  settings.precision = precision;
-  settings.num_workers = 1;
-  settings.seconds = bench::quick() ? 0.05 : 4;
+  RandomScene scene;
+  scene.model = task.model;
+  scene.epoch_rows = task.rows;
+  scene.augment = false;
+  scene.feed = feed;
+  RunOptions run;
+  run.precision = precision;
+  run.num_workers = {1};
+  run.prefetch_factor = {2};
+  run.batch_size = {task.batch_size};
+  const Placement placement{.batch = {.batch_size = task.batch_size}};
   double rate = 0;
   for (auto _ : state) {
-    const PerfResult result = measure_training(settings).value();
-    rate = result.patches_per_second;
+    const Speed result = measure_speed(make_bench(scene, placement.devices), Measured::kBoth, run, MachineInfo::here(),
+                                       placement, bench::quick() ? 0.05 : 4)
+                             .value();
+    rate = result.rows_per_second;
     state.SetIterationTime(result.epoch_seconds);
   }
   state.counters["patches"] = rate;

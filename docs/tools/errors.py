@@ -22,6 +22,7 @@ FILE_NAME = re.compile(r"\.(html|json|pkl|txt|yaml)$")
 COMPOSED = {
     "libtrainkit/src/config/command_line.cpp": [("cli", r'\bflag_error\("(\w+)"')],
     "libtrainkit/src/config/option_uses.cpp": [("cli", r'\bflag_error\("(\w+)"')],
+    "libtrainkit/src/config/words.cpp": [("cli", r'\bflag_error\("(\w+)"')],
     "libtrainkit/src/config/config.cpp": [("cli", r'\bflag_error\("(\w+)"'), ("cli", r'\bblame\([^;"]*"(\w+)",'),
                                           ("config", r'\bblame\([^;"]*"(\w+)",')],
     "libtrainkit/src/app/program/predictor.cpp": [("run", r'\brun_error\("(\w+)"'), ("run", r'\bis_run \? "(\w+)" : "none",')],
@@ -195,7 +196,7 @@ def problems_of_entry(id_, entry, exit_codes, text):
 
 # Ids whose message is that of LibTorch, of the operating system or of the caller's code.
 WITHOUT_TEXT = {"bug.internal", "ckpt.file", "config.file", "data.loss", "data.row", "device.failed", "dist.unavailable",
-                "plan.trainer", "program.missing", "program.start", "run.failed", "storage.full", "storage.io", "storage.write",
+                "program.missing", "program.start", "run.failed", "storage.full", "storage.io", "storage.write",
                 "user.exception", "weights.file"}
 
 

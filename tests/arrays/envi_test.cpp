@@ -1,3 +1,5 @@
+#include "arrays/files/envi.h"
+
 #include <filesystem>
 
 #include "arrays/mat_bytes.h"
@@ -136,7 +138,7 @@ TEST_CASE("The wavelengths of a header are one number for each band", "[io][envi
     text.replace(text.find("wavelength"), text.npos, line);
     write_bytes(folder / "s.hdr", text);
     write_bytes(folder / "s.img", std::string(24, 'x'));
-    return read_envi_wavelengths(folder / "s.hdr");
+    return trainkit::detail::read_envi_wavelengths(folder / "s.hdr");
   };
   CHECK(read_with("wavelength = {400.5, 5e2,\n 600,700 }\n").value() == std::vector<double>{400.5, 500, 600, 700});
   CHECK(read_with("").value().empty());

@@ -306,3 +306,49 @@ TEST_CASE("Help names every flag with its group, default, aliases and presets", 
     CHECK_FALSE(line.ends_with(' '));
   }
 }
+
+TEST_CASE("The words of a command come before its flags, or last if their number is fixed", "[config]") {
+  using Words = std::vector<std::string>;
+  const struct {
+    const char* words;
+    Words arguments, taken, left;
+    const char* error = "";
+  } rows[] = {
+      {"RUN OUT", {"a", "b", "--json"}, {"a", "b"}, {"--json"}},
+      {"RUN OUT", {"--json", "a", "b"}, {"a", "b"}, {"--json"}},
+      {"RUN OUT", {"--out", "x", "a", "b"}, {"a", "b"}, {"--out", "x"}},
+      {"RUN OUT", {"--out=x", "a", "b"}, {"a", "b"}, {"--out=x"}},
+      {"RUN", {"--out", "x"}, {}, {}, "error[cli.word] RUN: not given\n  hint: p command RUN: words come before flags"},
+      {"RUN OUT", {"--out", "x", "a"}, {}, {}, "error[cli.word] RUN: not given"},
+      {"RUN OUT", {"a", "--out", "b"}, {}, {}, "error[cli.word] OUT: not given"},
+      {"RUN OUT", {"a"}, {}, {}, "error[cli.word] OUT: not given"},
+      {"RUN", {"a", "b\x1b", "c"}, {}, {}, "error[cli.word] b\\x1b: unexpected argument (expected RUN)"},
+      {"RUN [RUN...]", {"a", "b", "c", "--json"}, {"a", "b", "c"}, {"--json"}},
+      {"RUN [RUN...]", {"--json", "a"}, {}, {}, "error[cli.word] RUN: not given"},
+      {"RUN", {"--help"}, {}, {"--help"}},
+      {"RUN", {"a", "--help", "json"}, {}, {"--help", "json"}},
+      {"RUN", {"--completion", "bash"}, {}, {"--completion", "bash"}},
+      {"RUN", {"--print_config"}, {}, {"--print_config"}},
+      {"RUN", {"a", "--print_config"}, {"a"}, {"--print_config"}},
+      {"RUN", {"-"}, {"-"}, {}},
+      {"RUN", {}, {}, {}, "error[cli.word] RUN: not given"}};
+  for (const auto& row : rows) {
+    std::string out;
+    bool json = false;
+    ConfigParser parser({.name = "p command", .words = row.words});
+    parser.add("out", &out);
+    parser.add("json", &json);
+    Words arguments = row.arguments;
+    const auto taken = parser.take_words(arguments);
+    CAPTURE(row.words, row.arguments);
+    if (*row.error != '\0') {
+      REQUIRE_FALSE(taken.ok());
+      CHECK_THAT(error_text(taken.status()), Catch::Contains(row.error));
+      CHECK(exit_code(taken.status()) == ExitCode::kUsage);
+      continue;
+    }
+    REQUIRE(taken.ok());
+    CHECK(*taken == row.taken);
+    CHECK(arguments == row.left);
+  }
+}

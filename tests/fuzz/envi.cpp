@@ -1,4 +1,6 @@
 // An ENVI header and its data, separated by a NUL; the cube has each byte of the data once.
+#include "arrays/files/envi.h"
+
 #include <algorithm>
 
 #include "target.h"
@@ -24,7 +26,7 @@ int test_one_input(const uint8_t* data, size_t size) {
   const auto tensor = read_envi(path);
   if (!tensor.ok()) return require_named(tensor.status(), {"data."}), 0;
   require(tensor->dim() == 3 && tensor->is_contiguous() && tensor->nbytes() <= cube.size(), "a cube");
-  const auto wavelengths = read_envi_wavelengths(path);
+  const auto wavelengths = trainkit::detail::read_envi_wavelengths(path);
   if (!wavelengths.ok()) require_named(wavelengths.status(), {"data."});
   require(!wavelengths.ok() || wavelengths->empty() || static_cast<int64_t>(wavelengths->size()) == tensor->size(2),
           "a wavelength for each band");

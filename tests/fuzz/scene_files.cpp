@@ -53,7 +53,7 @@ int test_one_input(const uint8_t* data, size_t size) {
     require_named(read.status(), {"weights."});
   }
   hsi::HsiOptions options;
-  options.class_names = {path};
+  options.scene.class_names = {path};
   if (const absl::Status status = hsi::resolve_class_names(options); !status.ok()) {
     require_named(status, {"data.class_names", "storage.", "data."});
   }

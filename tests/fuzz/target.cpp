@@ -8,11 +8,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <stdexcept>
 
+#include "temp_dir.h"
 #include "trainkit/core/error.h"
 
 namespace trainkit::fuzz {
@@ -60,18 +60,9 @@ const std::string& MemoryFile::write(std::string_view bytes) {
 }
 
 const std::string& folder() {
-  static const struct Folder {
-    Folder() {
-      path = (std::filesystem::temp_directory_path() / "trainkit-fuzz-XXXXXX").string();
-      if (!::mkdtemp(path.data())) throw std::runtime_error("mkdtemp failed");
-    }
-    ~Folder() {
-      std::error_code ignored;
-      std::filesystem::remove_all(path, ignored);
-    }
-    std::string path;
-  } made;
-  return made.path;
+  static const test::TempDir made;
+  static const std::string path = made.path().string();
+  return path;
 }
 
 std::string read_bytes(const std::string& path) {

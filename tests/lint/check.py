@@ -234,10 +234,13 @@ def code_blocks(text, language):
 
 
 def check_readme(tree):
-    """The README's program equals examples/readme.cpp, and its tables list every trainer and every command of trainkit."""
-    blocks = [code for _, code in code_blocks(tree.read("README.md"), "cpp")]
-    if not blocks or blocks[0] != tree.read("examples/readme.cpp"):
-        yield "README.md: its first program differs from examples/readme.cpp"
+    """Pages show examples as they are, and the README's tables list every trainer and every command of trainkit."""
+    for page, example in (("README.md", "examples/readme.cpp"), ("docs/own-trainer.md", "examples/own_trainer/main.cpp")):
+        if example not in tree.files:
+            continue
+        blocks = [code for _, code in code_blocks(tree.read(page), "cpp")]
+        if not blocks or blocks[0] != tree.read(example):
+            yield f"{page}: its first program differs from {example}"
     if "apps/trainkit/main.cpp" not in tree.files:
         return
     text = tree.read("README.md")

@@ -8,19 +8,7 @@
 namespace trainkit {
 namespace {
 
-constexpr int64_t kGiB = int64_t{1} << 30, kMiB = int64_t{1} << 20;
-
-TEST_CASE("The table of settings by memory has the guide's limits") {
-  const auto is = [](const MemoryPreset& preset, int64_t batch, bool cache, int64_t devices) {
-    return preset.global_batch_size == batch && preset.use_cache == cache && preset.devices == devices;
-  };
-  CHECK(is(preset_for_memory(24 * kGiB), 2048, true, 8));
-  CHECK(is(preset_for_memory(8 * kGiB + 1), 2048, true, 8));
-  CHECK(is(preset_for_memory(8 * kGiB), 1024, true, 4));
-  CHECK(is(preset_for_memory(4 * kGiB), 1024, true, 4));
-  CHECK(is(preset_for_memory(4 * kGiB - 1), 512, false, 2));
-  CHECK(preset_for_memory(8 * kGiB).name == std::string("4_to_8gib"));
-}
+constexpr int64_t kMiB = int64_t{1} << 20;
 
 TEST_CASE("A batch is divided as max(1, total / devices), and rows changed by rounding are reported") {
   CHECK(share_batch(2048, 8).per_device == 256);

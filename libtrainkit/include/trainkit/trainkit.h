@@ -14,6 +14,7 @@
 #include "trainkit/data/dataset.h"
 #include "trainkit/data/tensor_dataset.h"
 #include "trainkit/data/adapters.h"
+#include "trainkit/data/split.h"
 #include "trainkit/data/sampler.h"
 #include "trainkit/data/batch.h"
 #include "trainkit/data/prefetcher.h"

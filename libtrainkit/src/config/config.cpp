@@ -108,6 +108,24 @@ absl::Status read_file(const ConfigParser::State& state, const std::string& path
   return absl::OkStatus();
 }
 
+/// Stores the values of --preset.
+absl::Status apply_preset(const ConfigParser& parser, const ConfigParser::State& state) {
+  if (state.preset.empty()) return absl::OkStatus();
+  std::vector<std::string> names;
+  for (const detail::Preset& preset : state.presets) {
+    names.push_back(preset.name);
+    if (preset.name != state.preset) continue;
+    for (const auto& [key, text] : preset.settings) {
+      Option& option = state.at(key);
+      TRAINKIT_RETURN_IF_ERROR(store({&option, text_value(option, text), Layer::kPreset, "preset " + preset.name}, ""));
+    }
+    return absl::OkStatus();
+  }
+  const std::string nearest = nearest_name(state.preset, names);
+  return parser.invalid("preset", "no such preset", detail::join(names, ", ", " or "),
+                        nearest.empty() ? "" : "did you mean " + nearest + "?");
+}
+
 }  // namespace
 
 ConfigParser::ConfigParser(ProgramInfo program) : state_(std::make_unique<State>()) {
@@ -180,7 +198,7 @@ absl::StatusOr<Request> ConfigParser::parse(const std::vector<std::string>& argu
   const auto apply = [&]() -> absl::Status {
     for (const Given& flag : flags) TRAINKIT_RETURN_IF_ERROR(store(flag, ""));
     if (!state.config_file.empty()) TRAINKIT_RETURN_IF_ERROR(read_file(state, state.config_file, Layer::kFile));
-    return apply_preset();
+    return apply_preset(*this, state);
   };
   TRAINKIT_RETURN_IF_ERROR(apply());
   std::string run_file;
@@ -268,23 +286,6 @@ std::vector<std::string> ConfigParser::changes() const {
                    option->source + ")");
   }
   return list;
-}
-
-absl::Status ConfigParser::apply_preset() {
-  if (state_->preset.empty()) return absl::OkStatus();
-  std::vector<std::string> names;
-  for (const detail::Preset& preset : state_->presets) {
-    names.push_back(preset.name);
-    if (preset.name != state_->preset) continue;
-    for (const auto& [key, text] : preset.settings) {
-      Option& option = state_->at(key);
-      TRAINKIT_RETURN_IF_ERROR(store({&option, text_value(option, text), Layer::kPreset, "preset " + preset.name}, ""));
-    }
-    return absl::OkStatus();
-  }
-  const std::string nearest = nearest_name(state_->preset, names);
-  return invalid("preset", "no such preset", detail::join(names, ", ", " or "),
-                 nearest.empty() ? "" : "did you mean " + nearest + "?");
 }
 
 absl::Status ConfigParser::check_complete() const {

@@ -13,7 +13,6 @@
 namespace trainkit {
 namespace {
 
-constexpr int64_t kGiB = int64_t{1} << 30;
 constexpr double kTolerance = 0.005;
 
 double relative_error(int64_t predicted, int64_t counted) {
@@ -21,18 +20,6 @@ double relative_error(int64_t predicted, int64_t counted) {
 }
 
 }  // namespace
-
-// Source: the recommended settings of the recommender's guide.
-const std::array<MemoryPreset, 3>& memory_presets() {
-  static constexpr std::array<MemoryPreset, 3> kPresets = {{{"over_8gib", "more than 8 GiB", 2048, true, 8},
-                                                            {"4_to_8gib", "4 to 8 GiB", 1024, true, 4},
-                                                            {"under_4gib", "less than 4 GiB", 512, false, 2}}};
-  return kPresets;
-}
-
-const MemoryPreset& preset_for_memory(int64_t device_bytes) {
-  return memory_presets()[device_bytes > 8 * kGiB ? 0 : device_bytes >= 4 * kGiB ? 1 : 2];
-}
 
 BatchShare share_batch(int64_t total, int64_t devices) {
   TORCH_CHECK_VALUE(total >= 1 && devices >= 1, "share_batch: total and devices must be >= 1, got ", total, " and ",

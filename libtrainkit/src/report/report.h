@@ -12,6 +12,8 @@ namespace trainkit::detail {
 /// Returns `folder` if it has the files of a run, else the folders of runs directly in it, sorted. Error of exit code 2
 /// (run.none) if there is none.
 absl::StatusOr<std::vector<std::string>> find_runs(const std::string& folder);
+/// Returns the runs of all folders, each once.
+absl::StatusOr<std::vector<std::string>> find_all_runs(const std::vector<std::string>& folders);
 
 /// Returns how each page begins. It tells a page from other HTML files.
 std::string report_begin();

@@ -252,6 +252,8 @@ std::vector<std::string> score_names(const RunData& run) {
     }
     if (names.size() > 4 * kMostScores) break;
   }
+  const bool is_first = !names.empty() && names.front() == metric;
+  std::sort(names.begin() + is_first, names.end(), natural_less);
   return names;
 }
 

@@ -64,6 +64,7 @@ void add_numbers(std::vector<ComparedRow>& rows, const std::vector<RunData>& run
       if (value.is_number() && !is_known && !without.contains(name)) names.push_back(name);
     }
   }
+  std::sort(names.begin(), names.end(), natural_less);
   for (const std::string& name : names) {
     add_each(rows, prefix + name, runs, [&](const RunData& run) { return number(number_at(object(run), name, NAN)); });
   }

@@ -259,4 +259,15 @@ absl::StatusOr<std::vector<std::string>> find_runs(const std::string& folder) {
   return runs;
 }
 
+absl::StatusOr<std::vector<std::string>> find_all_runs(const std::vector<std::string>& folders) {
+  std::vector<std::string> runs;
+  for (const std::string& folder : folders) {
+    TRAINKIT_ASSIGN_OR_RETURN(const std::vector<std::string> found, find_runs(folder));
+    for (const std::string& run : found) {
+      if (std::find(runs.begin(), runs.end(), run) == runs.end()) runs.push_back(run);
+    }
+  }
+  return runs;
+}
+
 }  // namespace trainkit::detail

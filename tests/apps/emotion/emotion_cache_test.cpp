@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "apps/emotion/emotion_place.h"
+#include "data/datasets/remembered_rows.h"
 #include "emotion_recognition/clip_cache.h"
 #include "trainkit/data/prefetcher.h"
 
@@ -96,7 +97,9 @@ TEST_CASE("Cached batches equal decoded ones bit for bit, including replaced and
     const std::string decoded = batches(clips, 0);
     CHECK_THAT(decoded, Catch::Contains("dia0_utt0.mp4") && Catch::Contains("dia1_utt3.mp4"));
     const auto open = [&] {
-      return cache_clips({{"train", clips}}, {.folder = place.dir / "cache", .num_threads = 3}).value()[0];
+      return cache_rows(to_cache({{"train", clips}}),
+                        {.folder = place.dir / "cache", .num_threads = 3, .is_lasting = is_lasting})
+          .value()[0];
     };
     CHECK(batches(open(), 0) == decoded);
     CHECK(batches(open(), 2) == decoded);
@@ -111,11 +114,13 @@ TEST_CASE("A cache build that was stopped resumes, and changed clips are decoded
   const auto fill = [&] {
     lines.clear();
     asked = 0;
-    return cache_clips({{"train", clips_of(place, "train", small_clips())}},
-                       {.folder = place.dir / "cache",
-                        .num_threads = 2,
-                        .say = [&](const std::string& line) { lines.push_back(line); },
-                        .stop = [&] { return ++asked > stop_after; }})
+    return cache_rows(to_cache({{"train", clips_of(place, "train", small_clips())}}),
+                      {.folder = place.dir / "cache",
+                       .num_threads = 2,
+                       .say = [&](const std::string& line) { lines.push_back(line); },
+                       .stop = [&] { return ++asked > stop_after; },
+                       .is_lasting = is_lasting,
+                       .noun = "clips"})
         .status();
   };
   CHECK(absl::IsCancelled(fill()));
@@ -147,7 +152,7 @@ TEST_CASE("The list of bad clips is loaded again, and a damaged list or one of o
   const EmotionPlace place;
   damage_clips(place);
   const auto clips = clips_of(place, "train", small_clips());
-  RememberedClips first(clips);
+  trainkit::detail::RememberedRows first(clips, is_lasting);
   const auto cause = [&](const Dataset& rows, int64_t index) {
     const auto loader = Prefetcher::create(std::shared_ptr<const Dataset>(&rows, [](const Dataset*) {}),
                                            SequentialSampler(rows.size()), {.batch_size = 1})
@@ -159,7 +164,7 @@ TEST_CASE("The list of bad clips is loaded again, and a damaged list or one of o
   CHECK_THAT(said, Catch::Contains("dia0_utt0.mp4"));
   CHECK(first.bad() == 1);
   const std::string json = first.to_json("one");
-  RememberedClips second(clips);
+  trainkit::detail::RememberedRows second(clips, is_lasting);
   second.read_json(json, "two");
   CHECK(second.bad() == 0);
   for (size_t size = 0; size + 2 < json.size(); size += 3) second.read_json(json.substr(0, size), "one");
@@ -183,7 +188,7 @@ TEST_CASE("A run with --cache_dir has the weights, scores and bad clips of a run
     const Ended ended = run_emotion(place.dir, place.flags(name, flags));
     INFO(ended.output << ended.errors);
     REQUIRE(ended.code == 0);
-    CHECK_THAT(ended.output, Catch::Contains("without 1 clips that could not be read"));
+    CHECK_THAT(ended.output, Catch::Contains("unreadable clips: 1)"));
     const size_t cache = ended.output.find("cache  ");
     return std::make_pair(results(place, name, "00000004"),
                           cache == std::string::npos ? "" : ended.output.substr(cache));

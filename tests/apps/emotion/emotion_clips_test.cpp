@@ -165,3 +165,15 @@ TEST_CASE("Splits are found under their names in MELD's archives", "[apps][emoti
   CHECK(error_line(find_split(empty.path().string(), "dev").status()).find("dev_splits_complete") != std::string::npos);
   CHECK(exit_code(find_split(empty / "none", "dev").status()) == ExitCode::kData);
 }
+
+TEST_CASE("Selected clips keep their labels, groups and the number of absent files", "[apps][emotion]") {
+  const ClipList list{.csv = "clips.csv",
+                      .folder = ".",
+                      .labels = {"a"},
+                      .clips = {{.path = "0", .is_absent = true, .group = "x"},
+                                {.path = "1", .group = "y"},
+                                {.path = "2", .is_absent = true}},
+                      .missing = 2};
+  const ClipList some = select(list, {2, 1});
+  CHECK((some.clips[0].path == "2" && some.clips[1].group == "y" && some.missing == 1 && some.csv == "clips.csv"));
+}

@@ -51,7 +51,7 @@ TEST_CASE("Rows of the classifier are taken by their labels", "[apps][emotion]")
   REQUIRE(load(earlier, file, {"anger", "joy"}, options, facts).ok());
   CHECK(facts.at(0).first == "warning:");
   options.modality = "both";
-  options.fusion_type = "gated";
+  options.model.fusion = "gated";
   std::ofstream(dir / "config.yaml") << "fusion_type: concat    # default\n";
   CHECK_THAT(error_line(load(model, file, {"joy"}, options, facts)),
              Catch::Contains("fusion_type: another fusion than in this run (got 'concat'"));

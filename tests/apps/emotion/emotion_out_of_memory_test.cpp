@@ -36,7 +36,7 @@ TEST_CASE("Out of memory halves the micro-batch, and the step has the bits of on
   const Given given(place, {"--model_size", "complex"});
   const Session session = given.open();
   const std::vector<Batch> batches = batches_of(session, 6, 3);
-  const LossFunction loss = session.loss();
+  const LossFunction loss = session.task()->training_loss();
   // The second step runs out of memory after this number of allocations (-1: never), or is split from the start.
   int64_t last_split = 0;
   const auto train = [&](int64_t allocations, int64_t split) {

@@ -3,8 +3,9 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/runs.h"
-#include "hsi_classification/benchmark.h"
+#include "hsi_classification/perf.h"
 #include "test_util.h"
+#include "trainkit/app/benchmark.h"
 
 using namespace trainkit;
 using namespace trainkit::hsi;
@@ -43,30 +44,35 @@ TEST_CASE("The cheapest of equally fast settings is recommended", "[apps][hsi][b
 
 TEST_CASE("Loader, step and training are measured separately, and the time of an epoch is rows divided by rate",
           "[apps][hsi][benchmark]") {
-  PerfSettings settings;
-  settings.model = {.model = "cnn2d", .bands = 8, .patch_size = 5, .num_classes = 4};
-  settings.height = 20;
-  settings.width = 21;
-  settings.epoch_rows = 64;
-  settings.batch_size = 8;
-  settings.seconds = 0.05;
+  RandomScene scene;
+  scene.model = {.model = "cnn2d", .bands = 8, .patch_size = 5, .num_classes = 4};
+  scene.height = 20;
+  scene.width = 21;
+  scene.epoch_rows = 64;
+  RunOptions run{.num_workers = {1}, .prefetch_factor = {2}, .batch_size = {8}};
+  Placement placement{.batch = {.batch_size = 8}};
+  const auto measure = [&](Measured measured) {
+    return measure_speed(make_bench(scene, placement.devices), measured, run, MachineInfo::here(), placement, 0.05);
+  };
   for (const FeedKind feed : {FeedKind::kDevice, FeedKind::kLoader}) {
-    settings.feed = feed;
-    const PerfResult both = measure_training(settings).value();
-    CHECK(both.patches_per_second > 0);
-    CHECK(both.epoch_seconds == Approx(64 / both.patches_per_second));
+    scene.feed = feed;
+    const Speed both = measure(Measured::kBoth).value();
+    CHECK(both.rows_per_second > 0);
+    CHECK(both.epoch_seconds == Approx(64 / both.rows_per_second));
     CHECK(both.waiting_share >= 0);
     CHECK(both.waiting_share <= 1);
     CHECK(both.utilisation == Approx(1 - both.waiting_share));
-    const PerfResult step = measure_step(settings).value();
-    CHECK(step.patches_per_second > 0);
+    const Speed step = measure(Measured::kStep).value();
+    CHECK(step.rows_per_second > 0);
     CHECK(step.waiting_share == 0);
-    CHECK(measure_loader(settings).value().patches_per_second > 0);
+    CHECK(measure(Measured::kLoader).value().rows_per_second > 0);
   }
-  settings.devices = {at::kCPU, at::kCPU};
-  CHECK(measure_training(settings).value().patches_per_second > 0);
-  settings.batch_size = 100;  // More than the rows of an epoch: an error, not an endless search for a batch.
-  CHECK_FALSE(measure_training(settings).ok());
+  placement.devices = {at::kCPU, at::kCPU};
+  placement.batch.replicas = 2;
+  CHECK(measure(Measured::kBoth).value().rows_per_second > 0);
+  run.batch_size = {100};
+  placement.batch.batch_size = 100;  // More than the rows of an epoch: an error, not an endless search for a batch.
+  CHECK_FALSE(measure(Measured::kBoth).ok());
 }
 
 TEST_CASE("benchmark, sweep and quick_perf_test print a table and write the same values as JSON",

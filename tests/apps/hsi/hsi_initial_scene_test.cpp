@@ -44,7 +44,7 @@ struct EarlierRun {
     RunOptions run;
     run.init_from = dir / "best.safetensors";
     HsiOptions options;
-    options.model = "mlp";
+    options.net.model = "mlp";
     options.pca = components;
     return earlier_preprocessing(run, options, own);
   }

@@ -64,7 +64,8 @@ TEST_CASE("The ladder for a scene suggests a smaller model or smaller patches if
     run.dry_run = true;
     const Placement placement;
     const Session session = Session::open(parser, run, options, placement).value();
-    const StepRecipe recipe = session.recipe(run, placement, session.split(run).value().train);
+    StepRecipe recipe = session.recipe(session.split(run).value().train);
+    recipe.make_optimizer = [] { return std::make_unique<AdamW>(AdamWOptions{}); };
     const auto peak = [](const StepRecipe& some) { return record_step_memory(some, 12, 1).value().peak(); };
     const MemoryBytes own = peak(recipe);
     std::vector<std::string> offered;

@@ -27,7 +27,7 @@ TEST_CASE("Salinas-A is found among the ground truths of other scenes", "[hsi][s
   CHECK(split->train.numel() + split->validation.numel() == 535);
   CHECK(split->test.numel() == 5348 - 535);
   CHECK(leak(*split, 83, 86, 9) > 0.9);
-  const auto disjoint = make_split(*scene, {.mode = SplitMode::kDisjoint, .train_ratio = 0.1});
+  const auto disjoint = make_split(*scene, {.mode = "disjoint", .train_ratio = 0.1, .block_size = 8});
   REQUIRE(disjoint.ok());
   INFO(leak(*disjoint, 83, 86, 9) << " of " << disjoint->test.numel() << ", " << disjoint->train.numel()
                                   << " trained on");

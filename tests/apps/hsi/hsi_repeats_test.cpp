@@ -41,7 +41,7 @@ TEST_CASE("Repeats run with different seeds and report their mean and standard d
   CHECK(all.at("oa_std").get<double>() == Approx(std::abs(first - second) / std::sqrt(2)).margin(1e-12));
   for (const char* name : {"aa", "kappa", "leak", "aa_std", "kappa_std", "leak_std"}) CHECK(all.contains(name));
   CHECK(all.at("repeats") == 2);
-  CHECK_THAT(ended.output, Catch::Contains("mean and standard deviation of the runs: oa "));
+  CHECK_THAT(ended.output, Catch::Contains(" runs     oa ") && Catch::Contains("(mean and standard deviation)"));
   const auto one = summary_of_repeat(place, "all/repeat-1"), two = summary_of_repeat(place, "all/repeat-2");
   for (const char* name : {"steps", "epochs", "wall_seconds"}) {
     CHECK(all.at(name).get<double>() == Approx(one.at(name).get<double>() + two.at(name).get<double>()));

@@ -240,7 +240,7 @@ TEST_CASE("Missing or incomplete options are usage errors", "[hsi][scene]") {
       {{.cube = "a.mat"}, "--gt: missing"},
       {{.gt = "a.mat"}, "--cube: missing"},
       {{.data_dir = folder.path().string(), .scene = "Salinas-B"}, "--scene: not a known scene (got 'Salinas-B'"},
-      {{.cube = "a.png", .gt = "b.mat"}, "--cube: unsupported file type (got 'a.png', expected .mat, .npy or .hdr"},
+      {{.cube = "a.tif", .gt = "b.mat"}, "--cube: unsupported file type (got 'a.tif', expected .mat, .npy, .hdr or .safetensors"},
   };
   for (const auto& [options, problem] : faults) {
     const auto scene = load_scene(options);

@@ -60,7 +60,7 @@ TEST_CASE("Rows of users and items are taken by their ids, and new ones start as
   CHECK(torch::equal(model.vectors().users[1], fresh));
   CHECK(torch::equal(model.vectors().items.select(1, 0), torch::tensor({1.f, 0.f})));
   REQUIRE(facts.size() == 1);
-  CHECK_THAT(facts[0].second, Catch::Contains("3 of 4 users and 2 of 2 items, 1 of 1 characters by the names in"));
+  CHECK_THAT(facts[0].second, Catch::Contains("3 of 4 users, 2 of 2 items, 1 of 1 characters by the names in"));
 }
 
 TEST_CASE("Weights of other users and items are refused, and those without a catalog give a warning", "[apps][rec]") {
@@ -70,7 +70,10 @@ TEST_CASE("Weights of other users and items are refused, and those without a cat
   RunFacts facts;
   const absl::Status other = load(model, file, catalog_of({"a", "b", "c"}, {"d", "e"}), facts);
   CHECK(exit_code(other) == ExitCode::kWeights);
-  CHECK_THAT(error_line(other), Catch::Contains("error[weights.meaning]") && Catch::Contains("no user and no item"));
+  CHECK_THAT(
+      error_line(other),
+      Catch::Contains("error[weights.meaning]") &&
+          Catch::Contains("has none of these users and items (got 'u0, u1, u2; i0, i1', expected a, b, c; d, e)"));
   REQUIRE(save_catalog(dir / "catalog.json", catalog_of({"u0"}, {"i0", "i1"})).ok());
   CHECK_THAT(
       error_line(load(model, file, kEarlier, facts)),

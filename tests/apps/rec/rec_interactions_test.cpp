@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 #include <fstream>
 
+#include "gpt2_recommender/catalog.h"
 #include "gpt2_recommender/interactions.h"
 #include "test_util.h"
 
@@ -189,4 +190,36 @@ TEST_CASE("Items of a user are those of the requested parts, in ascending order"
     const auto items = known.of(user);
     CHECK(std::is_sorted(items.begin(), items.end()));
   }
+}
+
+TEST_CASE("A run's catalog and split give its pairs, whatever ids begin with, and damaged ones are named",
+          "[apps][rec]") {
+  const TempDir dir;
+  Interactions data = dense(3, 12);
+  data.users[0].id = "# a";
+  data.users[1].id = "user_id:token";
+  data.items[2].text = "\"Caf\xc3\xa9\"";
+  const std::string catalog = dir / kCatalogFile, split = dir / kSplitFile;
+  REQUIRE(save_catalog(catalog, data).ok());
+  REQUIRE(save_split(split, data, make_split(data, {}).value()).ok());
+  const Interactions loaded = load_catalog(catalog, split).value();
+  CHECK(loaded.user == data.user);
+  CHECK(loaded.item == data.item);
+  CHECK(loaded.users[0].id == "# a");
+  CHECK(loaded.items[2].text == data.items[2].text);
+
+  const auto error = [&] {
+    const auto damaged = load_catalog(catalog, split);
+    CHECK(exit_code(damaged.status()) == ExitCode::kWeights);
+    CHECK(id_of(damaged.status()) == "weights.catalog");
+    return error_line(damaged.status());
+  };
+  std::ofstream(split, std::ios::app) << "nobody\ti0\ttrain\n";
+  CHECK_THAT(error(), Catch::Contains(split + ":39: not an interaction of a known user and item"));
+  std::filesystem::remove(split);
+  CHECK_THAT(error(), Catch::Contains(split));
+  std::ofstream(catalog) << R"({"users": [["1", ""], ["2"]], "items": [["3", ""]]})";
+  CHECK_THAT(error(), Catch::Contains("users[1]: has another type (got 'array', expected a list of two)"));
+  std::ofstream(catalog) << R"({"users": [["1", ""]], "items": []})";
+  CHECK_THAT(error(), Catch::Contains("items: has too few entries"));
 }

@@ -6,6 +6,7 @@
 #include "test_util.h"
 #include "trainkit/app/memory_plan.h"
 #include "trainkit/memory/batch_size_planner.h"
+#include "trainkit/optim/adam.h"
 #include "trainkit/train/step_memory.h"
 
 using namespace trainkit;
@@ -14,8 +15,10 @@ using namespace trainkit::test;
 namespace {
 
 StepRecipe recipe_of(const RecGiven& settings, const Session& session) {
-  return session.recipe(settings.run, settings.placement,
-                        session.feed(Part::kTrain, settings.run, settings.placement).value());
+  StepRecipe recipe =
+      session.recipe(settings.placement, session.feed(Part::kTrain, settings.run, settings.placement).value());
+  recipe.make_optimizer = [] { return std::make_unique<AdamW>(AdamWOptions{}); };
+  return recipe;
 }
 
 int64_t counted(const StepRecipe& recipe, int64_t rows) {
@@ -58,7 +61,7 @@ TEST_CASE("GPT-2's cached output has class cache: a vector of its width per text
     const Session session = settings.open();
     const int64_t texts = session.interactions().num_users() + session.interactions().num_items();
     const MemoryBytes standing = record_step_memory(recipe_of(settings, session), 8, 1).value().live();
-    const int64_t tokens = texts * settings.options.max_tokens * 2 * 8;  // ids and mask, while they are in use
+    const int64_t tokens = texts * settings.options.sizes.n_positions * 2 * 8;  // ids and mask, while they are in use
     CHECK(standing[MemoryClass::kCache] == (cached ? texts * 32 * 4 : tokens));
   }
 }

@@ -168,6 +168,19 @@ TEST_CASE("2048 rows per step are divided among the devices, and rows changed by
   CHECK(nlohmann::json::parse(plan({"--json"})).contains("protocol"));
 }
 
+TEST_CASE("The presets by memory have the guide's limits", "[apps][rec]") {
+  constexpr int64_t kGiB = int64_t{1} << 30;
+  const auto is = [](const MemoryPreset& preset, int64_t batch, bool cache, int64_t devices) {
+    return preset.global_batch_size == batch && preset.use_cache == cache && preset.devices == devices;
+  };
+  CHECK(is(preset_for_memory(24 * kGiB), 2048, true, 8));
+  CHECK(is(preset_for_memory(8 * kGiB + 1), 2048, true, 8));
+  CHECK(is(preset_for_memory(8 * kGiB), 1024, true, 4));
+  CHECK(is(preset_for_memory(4 * kGiB), 1024, true, 4));
+  CHECK(is(preset_for_memory(4 * kGiB - 1), 512, false, 2));
+  CHECK(preset_for_memory(8 * kGiB).name == std::string("4_to_8gib"));
+}
+
 TEST_CASE("The settings that --help lists for a preset of trainkit-gpt2rec are those that it gives", "[apps][rec]") {
   const RecPlace place;
   const std::pair<std::string, int> devices[] = {

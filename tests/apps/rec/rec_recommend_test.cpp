@@ -161,7 +161,7 @@ TEST_CASE("recommend and similar refuse bad input with one line and write nothin
       {{"recommend", good, "--history", "nothing"}, 2, "--history: an id that the run was not trained on"},
       {{"recommend", place.dir / "absent", "--all_users", out}, 5, "no such folder"},
       {{"recommend", place.dir / "old", "--all_users", out}, 5, "has not stored its users and items"},
-      {{"recommend", place.dir / "damaged", "--all_users", out}, 5, "damaged"},
+      {{"recommend", place.dir / "damaged", "--all_users", out}, 5, "error[weights.catalog]"},
       {{"recommend", good, "--all_users", place.dir / "absent" + "/all.csv"}, 6, "absent"},
       {{"recommend", good, "--all_users", out, "--top_n", "0"}, 2, "--top_n: out of range (got '0'"},
       {{"recommend", good, "--all_users", out, "--parallel", "2"}, 2, "--parallel: has no effect in trainkit-gpt2rec"},

@@ -163,6 +163,7 @@ TEST_CASE("doctor checks a data set with its trainer and quotes the trainer's er
 TEST_CASE("A missing trainer is a usage error") {
   const Doctor doctor({"--quick", "--app", "transformr"});
   CHECK(doctor.code == 2);
-  CHECK_THAT(doctor.errors, Catch::Contains("no such trainer in this program's folder (got 'transformr'") &&
-                                Catch::Contains("did you mean --app transformer?"));
+  CHECK_THAT(doctor.errors,
+             Catch::Contains("no such trainer in this program's folder or on the PATH (got 'transformr'") &&
+                 Catch::Contains("did you mean --app transformer?"));
 }

@@ -225,6 +225,7 @@ TEST_CASE("Each command on a run uses a flag of its trainer or refuses it", "[to
         const auto app = trainer.make();
         Names used_in = more, words = {run};
         used_in.push_back(command);
+        if (command == "export") words.push_back(dir / "model.onnx");
         const Names flag = example(trainer, use.name);
         words.insert(words.end(), flag.begin(), flag.end());
         INFO(name << " " << command << " --" << use.name);

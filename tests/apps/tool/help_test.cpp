@@ -28,6 +28,8 @@ const std::vector<Asked> kAsked = {
     {"trainkit-hsi", {"predict"}, {"--cube ", "--device "}},
     {"trainkit-transformer", {"evaluate"}, {"--input ", "--device "}},
     {"trainkit-hsi", {"benchmark"}, {"--gpus ", "--bands "}},
+    {"trainkit-hsi", {"plan"}, {"--devices ", "--gpu NAME", "--gpu_memory SIZE", "--batch_size "}},
+    {"trainkit-transformer", {"benchmark"}, {"--seconds ", "--batch_size "}},
     {"trainkit", {"plan"}, {"--app NAME", "--gpu_memory SIZE", "--link "}},
     {"trainkit", {"scale"}, {"--step_seconds ", "--inside "}},
     {"trainkit", {"doctor"}, {"--app ", "--verify"}},
@@ -110,6 +112,8 @@ TEST_CASE("The scripts of --completion complete programs and commands in bash", 
   CHECK(offered("trainkit-hsi", "trainkit-hsi benchmark --gp", 2) == Words{"--gpus"});
   CHECK(offered("trainkit-hsi", "trainkit-hsi predict run --ou", 3) == Words{"--output_dir", "--out"});
   CHECK(offered("trainkit-transformer", "trainkit-transformer --preset sh", 2) == Words{"shakespeare_char_cpu"});
+  CHECK(offered("trainkit-emotion", "trainkit-emotion plan --gpu rtx40", 3) == Words{"rtx4090", "rtx4080", "rtx4070"});
+  CHECK(offered("trainkit-emotion", "trainkit-emotion ben", 1) == Words{"benchmark"});
   CHECK(offered("trainkit", "trainkit ver", 1) == Words{"verify-resume"});
   CHECK(offered("trainkit", "trainkit plan --gpu rtx40", 3) == Words{"rtx4090", "rtx4080", "rtx4070"});
   CHECK(offered("trainkit", "trainkit scale --algo", 2) == Words{"--algorithm"});

@@ -116,7 +116,7 @@ TEST_CASE("trainkit report and watch reject what is no run, and bad flags") {
     CHECK_THAT(ended.errors, Contains(message));
   };
   for (const char* command : {"report", "watch"}) {
-    check({command}, 2, "error[cli.missing] RUN: not given");
+    check({command}, 2, "error[cli.word] RUN: not given");
     check({command, dir / "none"}, 2, "error[run.none] " + dir / "none" + ": no such folder");
     check({command, run, "--nothing"}, 2, "error[cli.unknown]");
     CHECK_THAT(run_tool(dir, {command, "--help"}).output, Contains("RUN [RUN...]"));

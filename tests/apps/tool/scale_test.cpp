@@ -3,8 +3,8 @@
 
 #include "apps/program.h"
 #include "test_util.h"
+#include "trainkit/distributed/scaling.h"
 #include "trainkit/scale_run.h"
-#include "trainkit/scaling_model.h"
 
 using namespace trainkit;
 using namespace trainkit::test;

@@ -122,7 +122,7 @@ TEST_CASE("export reports a tensor that safetensors cannot hold, and the entries
 TEST_CASE("export refuses an ONNX file that it cannot write, by name") {
   TempDir dir;
   save_checkpoint(dir);
-  std::ofstream(dir / "run/config.yaml") << "# trainkit-transformer 0.1.0\n";
+  std::ofstream(dir / "run/run.json") << R"({"program": "trainkit-transformer", "sessions": []})";
   const struct {
     std::vector<std::string> words;
     const char* says;
@@ -168,12 +168,14 @@ TEST_CASE("inspect and export report errors with their exit codes") {
     std::vector<std::string> words;
     int code;
     const char* says;
-  } rows[] = {{{"inspect"}, 2, "FILE: wrong number of arguments"},
-              {{"inspect", "a", "b"}, 2, "FILE: wrong number of arguments"},
+  } rows[] = {{{"inspect"}, 2, "error[cli.word] FILE: not given"},
+              {{"inspect", "a", "b"}, 2, "error[cli.word] b: unexpected argument (expected FILE)"},
               {{"inspect", dir / "none.pt"}, 5, "none.pt"},
               {{"inspect", evil}, 5, "global 'os.system' not allowed"},
               {{"inspect", dir.path().string()}, 5, "error["},
-              {{"export", "a"}, 2, "CHECKPOINT OUT: wrong number of arguments"},
+              {{"export", "a"}, 2, "error[cli.word] OUT: not given"},
+              {{"export", "a", "--format"}, 2, "error[cli.word] OUT: not given"},
+              {{"export", "--format", "torch", "a"}, 2, "error[cli.word] CHECKPOINT: not given"},
               {{"export", evil, dir / "out.txt"}, 2, "unknown file extension"},
               {{"export", evil, dir / "out.pt"}, 5, "global 'os.system' not allowed"}};
   for (const auto& row : rows) {

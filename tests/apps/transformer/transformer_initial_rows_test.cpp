@@ -16,8 +16,8 @@ namespace {
 
 TransformerOptions small_options() {
   TransformerOptions options;
-  options.hidden_dim = 8;
-  options.n_heads = 2;
+  options.model.hidden_dim = 8;
+  options.model.n_heads = 2;
   return options;
 }
 
@@ -67,7 +67,7 @@ TEST_CASE("Weights of another vocabulary or number of heads are refused, and wit
   REQUIRE(load(model, file, "abc", facts).ok());
   CHECK(facts.at(0).first == "warning:");
   REQUIRE(save_tokenizer(*CharTokenizer::from_text("xyz").value(), dir / "tokenizer.json").ok());
-  CHECK_THAT(error_line(load(model, file, "abc", facts)), Catch::Contains("has no character of this text"));
+  CHECK_THAT(error_line(load(model, file, "abc", facts)), Catch::Contains("has none of these characters"));
   std::ofstream(dir / "config.yaml")
       << "# trainkit-transformer 0.1.0\nhidden_dim: 8    # --hidden_dim\nn_heads: 4    # --n_heads\n";
   const absl::Status heads = load(model, file, "xyz", facts);
@@ -90,6 +90,6 @@ TEST_CASE("A run starts from the folder, the best weights or a checkpoint of ano
     const Ended again = run(place, flags);
     INFO(from << again.errors);
     CHECK(again.code == 0);
-    CHECK_THAT(again.output, Catch::Contains("tokenizer.json; new ones start as in a new model"));
+    CHECK_THAT(again.output, Catch::Contains("tokenizer.json; new rows start as in a new model"));
   }
 }

@@ -56,8 +56,8 @@ TEST_CASE("The guide's flags exist under the guide's names", "[apps][transformer
   REQUIRE(p.request.ok());
   CHECK(p.run.batch_size.value == 16);
   CHECK(p.run.epochs == 100);
-  CHECK(p.options.hidden_dim == 256);
-  CHECK(p.options.n_layers == 3);
+  CHECK(p.options.model.hidden_dim == 256);
+  CHECK(p.options.model.n_layers == 3);
   CHECK(p.options.gradient_checkpointing);
   CHECK(p.options.sample == "To be");
   CHECK(check_transformer_options(p.parser, p.options).ok());
@@ -70,23 +70,25 @@ TEST_CASE("The guide's flags exist under the guide's names", "[apps][transformer
 TEST_CASE("Defaults depend on the device, and user flags override them", "[apps][transformer_options]") {
   Parsed cpu({});
   cpu.parser.set_defaults(device_defaults(/*cuda=*/false), "cpu");
-  CHECK((cpu.run.batch_size.value == 4 && cpu.options.hidden_dim == 512 && cpu.options.n_layers == 6));
+  CHECK((cpu.run.batch_size.value == 4 && cpu.options.model.hidden_dim == 512 && cpu.options.model.n_layers == 6));
   CHECK((cpu.run.grad_accum_steps == 8 && !cpu.run.mixed_precision));
   Parsed gpu({"--hidden-dim", "64"});
   gpu.parser.set_defaults(device_defaults(/*cuda=*/true), "cuda");
-  CHECK((gpu.run.batch_size.value == 16 && gpu.options.hidden_dim == 64 && gpu.options.n_layers == 3));
+  CHECK((gpu.run.batch_size.value == 16 && gpu.options.model.hidden_dim == 64 && gpu.options.model.n_layers == 3));
   CHECK((gpu.run.grad_accum_steps == 2 && gpu.run.mixed_precision));
 }
 
 TEST_CASE("Presets equal the guide's and nanoGPT's", "[apps][transformer_options]") {
   Parsed small({"--preset", "small_gpu"});
-  CHECK((small.run.batch_size.value == 8 && small.options.hidden_dim == 128 && small.options.n_layers == 2));
+  CHECK(
+      (small.run.batch_size.value == 8 && small.options.model.hidden_dim == 128 && small.options.model.n_layers == 2));
   Parsed large({"--preset", "large_gpu"});
-  CHECK((large.run.batch_size.value == 32 && large.options.hidden_dim == 512 && large.options.n_layers == 6));
+  CHECK(
+      (large.run.batch_size.value == 32 && large.options.model.hidden_dim == 512 && large.options.model.n_layers == 6));
   Parsed nano({"--preset", "shakespeare_char_cpu"});
   REQUIRE(nano.request.ok());
   CHECK((nano.run.batch_size.value == 12 && nano.run.max_steps == 2000 && nano.run.lr == 1e-3));
-  CHECK((nano.options.block_size == 64 && nano.options.n_heads == 4 && nano.options.beta2 == 0.99));
+  CHECK((nano.options.model.block_size == 64 && nano.options.model.n_heads == 4 && nano.options.beta2 == 0.99));
   CHECK(suggested_preset(8'000'000'000) == "small_gpu");
   CHECK(suggested_preset(16'000'000'000) == "");
   CHECK(suggested_preset(80'000'000'000) == "large_gpu");

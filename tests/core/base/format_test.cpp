@@ -1,5 +1,6 @@
 #include "trainkit/core/format.h"
 
+#include <algorithm>
 #include <clocale>
 #include <limits>
 
@@ -64,4 +65,13 @@ TEST_CASE("Text keeps its lines, without control bytes and secrets", "[logging][
   CHECK(format_text("https://me:abc123@host/x") == "https://***@host/x");
   CHECK(format_text("unknown token: 'x', duplicate key: 'y'") == "unknown token: 'x', duplicate key: 'y'");
   CHECK(format_text("tokens_per_second=12") == "tokens_per_second=12");
+}
+
+TEST_CASE("Names are ordered by the value of the numbers in them", "[core][format]") {
+  std::vector<std::string> names = {"ndcg@20", "recall@5", "ndcg@10", "ndcg@5", "ndcg", "a10b2", "a10b1", "a9"};
+  std::sort(names.begin(), names.end(), natural_less);
+  CHECK(names == std::vector<std::string>{"a9", "a10b1", "a10b2", "ndcg", "ndcg@5", "ndcg@10", "ndcg@20", "recall@5"});
+  CHECK_FALSE(natural_less("x007", "x7"));
+  CHECK_FALSE(natural_less("x7", "x007"));
+  CHECK(natural_less("x99999999999999999998", "x99999999999999999999"));  // more than 64 bits
 }

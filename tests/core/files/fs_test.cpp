@@ -284,3 +284,25 @@ TEST_CASE("A path is split into folder and name", "[core][fs]") {
   CHECK(split_path("/c") == Pair{"/", "c"});
   CHECK(split_path("a//b/") == Pair{"a", "b"});
 }
+
+TEST_CASE("A temporary folder is removed with its contents, unless it is kept", "[core][fs]") {
+  test::TempDir dir;
+  std::string inside, kept;
+  {
+    const auto folder = TemporaryFolder::create().value();
+    TemporaryFolder within = TemporaryFolder::create(folder.path()).value(), other = std::move(within);
+    write(other.path() + "/f", "x");
+    inside = folder.path();
+    auto left = TemporaryFolder::create(dir.path()).value();
+    kept = left.path();
+    left.keep();
+    CHECK(read(other.path() + "/f") == "x");
+  }
+  CHECK_FALSE(stdfs::exists(inside));
+  CHECK(stdfs::exists(kept));
+  CHECK(absl::IsNotFound(TemporaryFolder::create(dir / "none").status()));
+  const std::string before = test::environment("TMPDIR");
+  setenv("TMPDIR", (dir / "none").c_str(), 1);
+  CHECK(test::id_of(TemporaryFolder::create().status()) == "storage.temporary");
+  before.empty() ? unsetenv("TMPDIR") : setenv("TMPDIR", before.c_str(), 1);
+}

@@ -16,6 +16,7 @@
 
 #include "trainkit/app/memory_plan.h"
 #include "trainkit/app/placement.h"
+#include "trainkit/app/plan.h"
 #include "trainkit/app/predictor.h"
 #include "trainkit/app/run_folder.h"
 #include "trainkit/app/run_options.h"
@@ -25,6 +26,7 @@
 #include "trainkit/data/sampler.h"
 #include "trainkit/distributed/device_replicator.h"
 #include "trainkit/logging/logger.h"
+#include "trainkit/tasks/task.h"
 #include "trainkit/train/checkpoint.h"
 #include "trainkit/train/evaluate.h"
 #include "trainkit/train/loss.h"
@@ -48,6 +50,9 @@ struct AppInfo {
   /// Files that App::save writes, relative to the run's folder ("tokenizer.json"). A new run does not start if one
   /// exists that no earlier run is known to have written.
   std::vector<std::string> files = {};
+  /// Returns what `PROGRAM plan` assumes where no flag says it: the sizes of an example, so that it needs no data.
+  /// `parser` has the flags, `device_bytes` is the memory that they give a device, or 0. Null: nothing is assumed.
+  std::function<PlanExample(const ConfigParser& parser, int64_t device_bytes)> plan_example = nullptr;
 };
 
 /// The settings of one run. References stay valid until run_app() returns.
@@ -65,14 +70,24 @@ struct RunContext {
 
 /// A model, its data and its loss.
 struct TrainingTask {
-  /// Needs make_model and loss. Defaults: AdamW with --lr and --weight_decay, and `training_set` for the memory plan.
+  /// Needs make_model, and loss unless `task` is given. Defaults: AdamW with --lr and --weight_decay, and
+  /// `training_set` for the memory plan.
   StepRecipe recipe;
   std::shared_ptr<const Dataset> training_set;
   /// Order of the training rows. nullptr: a RandomSampler with --seed.
   std::shared_ptr<const Sampler> order = nullptr;
   /// nullptr: no evaluation.
   std::shared_ptr<const Dataset> validation_set = nullptr;
-  /// The loss of training and of evaluation. Null: recipe.loss.
+  /// The kind of task: classification(), regression(), or your own. It gives the losses below and the scores of
+  /// evaluations, and run_app() tests the model on `test_set` and writes and shows the results. nullptr: App does so.
+  std::shared_ptr<Task> task = nullptr;
+  /// Rows of the test; nullptr: no test.
+  std::shared_ptr<const Dataset> test_set = nullptr;
+  /// With App::repeats: what a repeat is, for the line with the mean of their scores: "run", "fold".
+  std::string repeat_word = "run";
+  /// Rows known to be unreadable, by part ("train", "validation", "test"), for bad_samples.csv.
+  std::vector<std::pair<std::string, std::vector<BadSample>>> bad_samples = {};
+  /// The loss of training and of evaluation. Null: the task's, or recipe.loss.
   LossFunction loss = nullptr;
   LossFunction validation_loss = nullptr;
   /// The optimizer of a given model, for parameter groups with settings of their own. Null: recipe.make_optimizer.
@@ -116,6 +131,21 @@ struct AppCommand {
   std::function<absl::StatusOr<int>(const std::vector<std::string>& words)> run;
 };
 
+namespace detail {
+
+/// Functions of App that are gone: overriding one is an error of the compiler, whose note shows the successor. Until
+/// the next minor version.
+class RemovedFunctions {
+ protected:
+  virtual ~RemovedFunctions() = default;
+
+ private:
+  // TrainingTask::task shows the mean of several repeats, and TrainingTask::repeat_word names them.
+  virtual absl::Status finish_repeats(const RunOptions&, const std::vector<Metrics>&) final { return {}; }
+};
+
+}  // namespace detail
+
 /// A trainer. run_app() calls the functions in the order of this class, all on the calling thread. Only info() and
 /// open() must be overridden.
 ///
@@ -124,14 +154,14 @@ struct AppCommand {
 ///     absl::StatusOr<TrainingTask> open(RunContext& context) override { ... }
 ///   };
 ///   int main(int argc, char** argv) { Classifier app; return trainkit::run_app(argc, argv, app); }
-class App {
+class App : private detail::RemovedFunctions {
  public:
   virtual ~App() = default;
 
   // ---- Flags
 
   /// Returns the subcommands of the program, for example command_on_run(*this, ...) for `trainkit-hsi predict`. A
-  /// command line without one trains.
+  /// command line without one trains. Every program also has `plan` and `benchmark`, unless one of that name is here.
   virtual std::vector<AppCommand> commands();
   virtual AppInfo info() const = 0;
   /// Changes defaults of the shared flags.
@@ -189,16 +219,17 @@ class App {
 
   // ---- After training
 
-  /// Tests the model, writes results (to results_dir()) and returns the scores for summary.json. Every rank calls it,
-  /// also after a signal (TrainerResult::signal).
+  /// Called on rank 0 after the test of TrainingTask::task, before its results are written to `folder` (results_dir()).
+  /// May write further files, and add scores and sections, which come before those of the task.
+  virtual absl::Status on_results(RunContext& context, const std::string& folder, TestedRows& tested, ResultPage& page);
+  /// Without TrainingTask::task: tests the model, writes results (to results_dir()) and returns the scores for
+  /// summary.json. Every rank calls it, also after a signal (TrainerResult::signal).
   virtual absl::StatusOr<Metrics> test(RunContext& context, const TrainedModel& trained);
   /// The scores in the last lines of a run, each line with a line end.
   virtual std::string describe_scores(const RunContext& context, const TrainerResult& result,
                                       const Metrics& scores) const;
   /// Prints more after the last lines, on rank 0, after a run that no signal stopped.
   virtual absl::Status finish(RunContext& context, const TrainedModel& trained);
-  /// Prints the scores of several repeats, on rank 0. summary.json has their mean_and_deviation.
-  virtual absl::Status finish_repeats(const RunOptions& run, const std::vector<Metrics>& scores);
 };
 
 /// Runs a trainer from its command line and returns the exit code of the process (ExitCode of trainkit/core/error.h).
@@ -249,7 +280,7 @@ struct RunCommand {
   std::string name;
   /// One line, also the description in --help of the command.
   std::string summary;
-  /// Words in the usage line before the flags.
+  /// Words in the usage line: one is needed for each, or RUN alone with "...".
   std::string words = "RUN";
   std::vector<std::string> examples = {};
   /// Flags that --help lists before those of devices: the command's own, and some of the trainer.
@@ -275,6 +306,22 @@ AppCommand command_on_run(App& app, RunCommand command);
 AppCommand export_command(App& app, std::function<absl::StatusOr<OnnxModel>(TrainedRun& run)> make,
                           std::function<void(ConfigParser& parser)> add_flags = {},
                           std::vector<std::string> flags = {});
+
+/// What `predict` computes: the model of a run, its task, and rows without a known truth.
+struct RowsToPredict {
+  std::function<std::shared_ptr<torch::nn::Module>()> make_model;
+  std::shared_ptr<Task> task;
+  std::shared_ptr<const Dataset> dataset;
+  /// Name of each row. Empty: its number, from 0.
+  std::function<std::string(int64_t row)> row_name = {};
+  /// Lines for the user after the predictions.
+  std::vector<std::string> notes = {};
+};
+
+/// Makes the command `PROGRAM predict RUN FILE`, which writes Task::prediction of each row as a csv file. `make` opens
+/// the rows that run.words name, at least one; `words` are these words in the help. An unreadable row stays empty.
+AppCommand predict_command(App& app, std::function<absl::StatusOr<RowsToPredict>(TrainedRun& run)> make,
+                           const std::string& words = "FILE");
 
 /// Returns the error (exit code 2) for a word that a command needs or cannot take: "FILE: not given".
 absl::Status bad_word(const std::string& word, const std::string& problem, const std::string& expected = "",

@@ -97,18 +97,7 @@ class Predictor {
   template <class F>
   absl::StatusOr<std::vector<BadSample>> run(std::shared_ptr<const Dataset> dataset, F forward,
                                              const Take& take) const {
-    using Model = typename decltype(detail::first_argument(std::declval<std::decay_t<F>>()))::type;
-    const Forward erased = [&forward](auto& module, const Batch& rows) -> at::Tensor {
-      if constexpr (std::is_base_of_v<torch::nn::Module, Model>) {
-        Model* model = module.template as<Model>();
-        TORCH_CHECK_TYPE(model, "the function is for another model than ", module.name());
-        return forward(*model, rows);
-      } else {
-        Model model(std::dynamic_pointer_cast<typename Model::ContainedType>(module.shared_from_this()));
-        TORCH_CHECK_TYPE(!model.is_empty(), "the function is for another model than ", module.name());
-        return forward(model, rows);
-      }
-    };
+    const Forward erased = detail::of_any_model(std::move(forward));
     return run_erased(std::move(dataset), erased, take);
   }
 

@@ -30,10 +30,6 @@ absl::StatusOr<std::string> results_dir(const RunOptions& run);
 /// `run` is resumed and that folder has a checkpoint.
 RunOptions in_own_folder(const RunOptions& run, const std::string& name);
 
-/// Returns mean and sample standard deviation (divisor n - 1) of each metric of several runs: "oa" and "oa_std", ... A
-/// metric that a run lacks, the recall of a class without test pixels, is averaged over the other runs.
-Metrics mean_and_deviation(const std::vector<Metrics>& runs);
-
 /// Returns the checkpoint that --resume names. Errors: those of resolve_checkpoint, with the flag.
 absl::StatusOr<CheckpointPath> resumed_checkpoint(const RunOptions& run);
 

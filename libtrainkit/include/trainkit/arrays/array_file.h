@@ -38,10 +38,6 @@ absl::Status write_npy(const std::string& path, const at::Tensor& tensor);
 /// which the data file is too short or too long. Source: "ENVI Header Files", NV5 Geospatial documentation.
 absl::StatusOr<at::Tensor> read_envi(const std::string& path);
 
-/// Reads the field "wavelength" of the header: one number for each band, in the header's unit. Empty if the header has
-/// no such field. `path` is that of read_envi. Errors: those of read_envi about headers.
-absl::StatusOr<std::vector<double>> read_envi_wavelengths(const std::string& path);
-
 // ---- Reads and writes images as PNG files.
 
 /// Reads an image into a new CPU tensor (height, width, 3) uint8, as write_png writes it: greys become three equal

@@ -107,7 +107,7 @@ struct ProgramInfo {
   std::string description = {};
   /// Example command lines. --help shows up to four of the first ones, --help all shows all.
   std::vector<std::string> examples = {};
-  /// Words before the flags in the usage line, which the program itself reads: "RUN CLIP...".
+  /// Words before the flags in the usage line: "RUN OUT", "RUN CLIP...". See ConfigParser::take_words.
   std::string words = {};
   /// The program's own flags that --help lists, in this order. Empty: all flags outside of shared_groups. --help all
   /// lists every flag, --help GROUP those of a heading.
@@ -224,6 +224,12 @@ class ConfigParser {
   /// Same, for arguments without the program name.
   absl::StatusOr<Request> parse(const std::vector<std::string>& arguments);
 
+  /// Removes the words of ProgramInfo::words from `arguments` and returns them: those before the first flag or, if
+  /// there are none, as many last ones as the program needs. Call it before parse(). With "..." at least one word is
+  /// needed and any number is accepted, otherwise one for each name: cli.word (exit code 2). --help, --version and
+  /// --completion need none: the result is empty. --print_config may have none.
+  absl::StatusOr<std::vector<std::string>> take_words(std::vector<std::string>& arguments) const;
+
   /// Replaces defaults by values known only after parse() (for a device, for its memory). print_config shows their
   /// source as "default (<reason>)". Values given by a preset, a file or a flag stay. Throws c10::Error for an unknown
   /// name or an invalid value.
@@ -283,7 +289,6 @@ class ConfigParser {
 
  private:
   void add_option(std::string name, std::shared_ptr<detail::Binding> binding, OptionSpec spec);
-  absl::Status apply_preset();
   absl::Status apply_run_file(const std::string& path);
   absl::Status check_fixed() const;
   absl::Status check_complete() const;

@@ -27,6 +27,9 @@ std::optional<int64_t> parse_size(std::string_view text);
 /// Formats a duration: "0:07", "12:34", "1:02:03", "2d 03:04:05". Returns "?" for a negative or non-finite value.
 std::string format_duration(double seconds);
 
+/// Orders names as people do: numbers in them by their value, "ndcg@5" before "ndcg@10". For std::sort.
+bool natural_less(std::string_view a, std::string_view b);
+
 /// Makes text safe to print. Escapes control bytes, invalid UTF-8 and text-direction marks, but keeps line ends and
 /// tabs. Masks secrets: passwords in URLs, and the values of `...key=`, `...token=`, `...secret=` and `...password=`.
 std::string format_text(std::string_view text);

@@ -214,4 +214,23 @@ inline constexpr std::string_view kTemporaryPrefix = ".tmp-";
 /// Returns a unique name: kTemporaryPrefix, `name` and 16 random hexadecimal digits.
 std::string temporary_name(std::string_view name);
 
+/// A folder that is removed with its contents at the end of the object.
+class TemporaryFolder {
+ public:
+  /// Creates a folder in `parent`, with a temporary_name(). Without `parent`: in the folder of temporary files
+  /// (TMPDIR), for this user only. Errors, exit code 6: those of Directory; storage.temporary.
+  static absl::StatusOr<TemporaryFolder> create(const std::string& parent = "");
+  TemporaryFolder(TemporaryFolder&& other) noexcept { path_.swap(other.path_); }
+  TemporaryFolder& operator=(TemporaryFolder&& other) noexcept { return path_.swap(other.path_), *this; }
+  ~TemporaryFolder();
+
+  const std::string& path() const { return path_; }
+  /// Leaves the folder where it is.
+  void keep() { path_.clear(); }
+
+ private:
+  explicit TemporaryFolder(std::string path) : path_(std::move(path)) {}
+  std::string path_;  // empty: nothing to remove
+};
+
 }  // namespace trainkit

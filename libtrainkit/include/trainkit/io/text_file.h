@@ -11,10 +11,15 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "trainkit/io/mapped_file.h"
 
 namespace trainkit {
+
+namespace detail {
+class Inflater;
+}
 
 /// What a text may contain.
 struct TextOptions {
@@ -45,7 +50,6 @@ class TextLines {
 
  private:
   friend class TextFile;
-  class Unpacker;
   TextLines(std::shared_ptr<const MappedFile> file, const TextOptions& options);
   /// Makes rest_ the next piece of the text; empty at its end.
   absl::Status next_piece();
@@ -54,9 +58,10 @@ class TextLines {
   std::shared_ptr<const MappedFile> file_;
   std::string kind_;
   size_t max_line_bytes_;
-  std::unique_ptr<Unpacker> unpacker_;  // nullptr for a plain file
-  std::string_view rest_;               // of the present piece
-  std::string line_;                    // a line of several pieces
+  std::unique_ptr<detail::Inflater> inflater_;  // nullptr for a plain file
+  std::vector<char> unpacked_;                  // the present piece of a packed file
+  std::string_view rest_;                       // of the present piece
+  std::string line_;                            // a line of several pieces
   bool begun_ = false;
   int64_t number_ = 0;
 };

@@ -1,10 +1,9 @@
 #pragma once
-/// Batch size from device memory: from a table, from a dry run or by measurement.
+/// Batch size from device memory: from a dry run or by measurement.
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -20,26 +19,6 @@ class ScalableTrace;
 
 /// Smallest memory of a GPU that a plan accepts. Less is a size without its unit: 24 means 24 bytes.
 inline constexpr int64_t kLeastGpuMemory = int64_t{64} << 20;
-
-/// One row of the table of presets by device memory.
-struct MemoryPreset {
-  /// Name of the preset, such as "4_to_8gib", and the memory of a device in words.
-  const char* name = "";
-  const char* memory = "";
-  int64_t global_batch_size = 0;
-  /// Keep the outputs of a frozen encoder on the device.
-  bool use_cache = false;
-  int64_t devices = 0;
-};
-
-/// Returns the table, the largest memory first:
-///   over_8gib   more than 8 GiB       2048 rows, with a cache, 8 devices
-///   4_to_8gib   4 to 8 GiB inclusive  1024 rows, with a cache, 4 devices
-///   under_4gib  less than 4 GiB        512 rows, without a cache, 2 devices
-const std::array<MemoryPreset, 3>& memory_presets();
-
-/// Returns the row for the memory of one device.
-const MemoryPreset& preset_for_memory(int64_t device_bytes);
 
 /// Share of each device in the rows of a step.
 struct BatchShare {
@@ -108,7 +87,7 @@ struct BatchSizePlannerOptions {
   int64_t global_batch_size = 0;
   /// Micro-batches per step if no global batch size is given.
   int64_t grad_accum_steps = 1;
-  /// Largest micro-batch, in rows. The default is the largest in the table of presets.
+  /// Largest micro-batch, in rows.
   int64_t max_batch_size = 2048;
 };
 

@@ -87,6 +87,9 @@ class ConfusionMatrix {
 
   int64_t num_classes() const { return num_classes_; }
 
+  /// Returns the counts on the device, for Score::sums.
+  const at::Tensor& cells() const { return cells_; }
+
  private:
   /// A mutex of each matrix's own, so that matrices can be copied.
   struct OwnMutex : std::mutex {

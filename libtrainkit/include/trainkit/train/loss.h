@@ -126,6 +126,25 @@ concept HasTypedParameters = requires {
   first_argument(std::declval<std::decay_t<F>>());
 };
 
+/// Returns `call`, whose first parameter is the user's own model type (a module holder or its implementation), as a
+/// function of any torch::nn::Module. Calling it with a model of another type throws c10::TypeError.
+template <class F>
+auto of_any_model(F call) {
+  using Model = typename decltype(first_argument(std::declval<std::decay_t<F>>()))::type;
+  // `auto&` instead of torch::nn::Module&: this header compiles without the definition of Module.
+  return [call = std::move(call)](auto& module, const Batch& batch) mutable -> at::Tensor {
+    if constexpr (std::is_base_of_v<torch::nn::Module, Model>) {
+      Model* model = module.template as<Model>();
+      TORCH_CHECK_TYPE(model, "the function is for another model than ", module.name());
+      return call(*model, batch);
+    } else {
+      Model model(std::dynamic_pointer_cast<typename Model::ContainedType>(module.shared_from_this()));
+      TORCH_CHECK_TYPE(!model.is_empty(), "the function is for another model than ", module.name());
+      return call(model, batch);
+    }
+  };
+}
+
 }  // namespace detail
 
 /// Makes a LossFunction from a callable whose first parameter is the user's own model type, as in

@@ -40,12 +40,12 @@ struct GpuLibraries {
 /// Parts of a training step.
 struct StepRecipe {
   /// Builds a new model on the CPU, as for DeviceReplicator::create.
-  std::function<std::shared_ptr<torch::nn::Module>()> make_model;
+  std::function<std::shared_ptr<torch::nn::Module>()> make_model = nullptr;
   /// Builds a new optimizer without parameters.
-  std::function<std::unique_ptr<Optimizer>()> make_optimizer;
-  LossFunction loss;
+  std::function<std::unique_ptr<Optimizer>()> make_optimizer = nullptr;
+  LossFunction loss = nullptr;
   /// Source of rows: the first ones, repeated if there are too few. Unreadable rows are replaced.
-  std::shared_ptr<const Dataset> dataset;
+  std::shared_ptr<const Dataset> dataset = nullptr;
   /// Precision and clipping. fp16 is recorded as bf16, which has the same sizes and works on the CPU.
   TrainStepOptions step = {};
   /// Batches on the device at the same time: the one of the step and those copied ahead.

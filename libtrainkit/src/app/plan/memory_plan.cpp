@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "app/plan/given_memory.h"
 #include "app/plan/memory_ladder.h"
 #include "core/device/gpu_kernel_support.h"
 #include "core/machine/allocation_guard.h"
@@ -26,16 +27,6 @@ namespace trainkit {
 namespace {
 
 constexpr int64_t kLargestCpuBatch = 64;
-
-absl::StatusOr<int64_t> given_memory(const ConfigParser& parser, const RunOptions& run) {
-  if (run.gpu_memory.empty()) return 0;
-  const std::optional<int64_t> bytes = parse_size(run.gpu_memory);
-  if (!bytes || *bytes < 1) return parser.invalid("gpu_memory", "not a size", "as in 24GiB, 24GB, 512MiB");
-  if (*bytes < kLeastGpuMemory) {
-    return parser.invalid("gpu_memory", "too small for a GPU", "at least 64MiB", "give a unit, such as 24GiB");
-  }
-  return *bytes;
-}
 
 /// Replicas of this machine, which share its memory.
 int64_t replicas_here(const MachineInfo& machine, const Placement& placement) {
@@ -69,7 +60,7 @@ absl::StatusOr<BatchSizePlannerOptions> planner_options(const ConfigParser& pars
                                                         const MachineInfo& machine, const StepRecipe& recipe,
                                                         const Placement& placement) {
   BatchSizePlannerOptions options;
-  TRAINKIT_ASSIGN_OR_RETURN(options.device_bytes, given_memory(parser, run));
+  TRAINKIT_ASSIGN_OR_RETURN(options.device_bytes, detail::given_memory(parser, run));
   const bool for_gpu = options.device_bytes > 0 || !placement.device().is_cpu();
   if (options.device_bytes == 0) options.device_bytes = free_memory(machine, placement);
   options.reserve_bytes = for_gpu ? kCudaReserveBytes : 0;
@@ -319,6 +310,16 @@ absl::Status share(const Placement& placement, MemoryPlan& memory) {
 }
 
 }  // namespace
+
+absl::StatusOr<int64_t> detail::given_memory(const ConfigParser& parser, const RunOptions& run) {
+  if (run.gpu_memory.empty()) return 0;
+  const std::optional<int64_t> bytes = parse_size(run.gpu_memory);
+  if (!bytes || *bytes < 1) return parser.invalid("gpu_memory", "not a size", "as in 24GiB, 24GB, 512MiB");
+  if (*bytes < kLeastGpuMemory) {
+    return parser.invalid("gpu_memory", "too small for a GPU", "at least 64MiB", "give a unit, such as 24GiB");
+  }
+  return *bytes;
+}
 
 absl::StatusOr<MemoryPlan> plan_memory(const ConfigParser& parser, RunOptions& run, const MachineInfo& machine,
                                        StepRecipe recipe, Placement& placement) {

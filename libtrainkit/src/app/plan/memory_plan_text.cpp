@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "app/plan/plan_table.h"
 #include "trainkit/app/memory_plan.h"
 #include "trainkit/core/format.h"
 
@@ -22,7 +23,9 @@ Json bytes_of(const MemoryBytes& bytes) {
   return json;
 }
 
-Json json_of(const MemoryPlan& memory) {
+}  // namespace
+
+nlohmann::ordered_json detail::memory_json(const MemoryPlan& memory) {
   const BatchSizePlan& plan = memory.plan;
   const bool known = memory.known();
   Json json = {{"batch_size", plan.batch_size},
@@ -58,8 +61,6 @@ Json json_of(const MemoryPlan& memory) {
   if (!memory.sharding_advice.empty()) json["sharding_advice"] = memory.sharding_advice;
   return json;
 }
-
-}  // namespace
 
 RunFacts MemoryPlan::describe() const {
   if (!known()) return {{"memory", "not predicted: " + unavailable}};
@@ -120,7 +121,7 @@ std::string plan_to_json(const RunFacts& facts, const MemoryPlan& plan) {
       entry.push_back(text);
     }
   }
-  json["plan"] = json_of(plan);
+  json["plan"] = detail::memory_json(plan);
   return json.dump(2, ' ', false, Json::error_handler_t::replace);
 }
 

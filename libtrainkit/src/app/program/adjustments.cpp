@@ -1,20 +1,27 @@
 #include "app/program/adjustments.h"
 
 #include <fmt/format.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <string>
 
 #include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/train/step_memory.h"
 
 namespace trainkit::detail {
+namespace {
 
 void fill_in_defaults(TrainingTask& task, const RunContext& context) {
   StepRecipe& recipe = task.recipe;
+  if (task.task) {
+    if (!recipe.loss) recipe.loss = task.task->training_loss();
+    if (!task.validation_loss) task.validation_loss = task.task->validation_loss();
+  }
   TORCH_CHECK(recipe.make_model && recipe.loss && task.training_set,
-              "App::open must return a model factory, a loss and a training set");
+              "App::open must return a model factory, a loss or a task, and a training set");
   if (!recipe.make_optimizer) {
     recipe.make_optimizer = [run = context.run, replicas = context.placement.batch.replicas] {
       return std::make_unique<AdamW>(AdamWOptions{.lr = resolve_lr(run, replicas), .weight_decay = run.weight_decay});
@@ -39,6 +46,20 @@ RunFacts fit_batch_to_rows(const ConfigParser& parser, RunOptions& run, const Ba
   return {
       {"warning:", fmt::format("the {} training rows are fewer than one batch of {}: each epoch is one smaller batch",
                                rows, *batch)}};
+}
+
+}  // namespace
+
+absl::StatusOr<TrainingTask> open_task(App& app, RunContext& context) {
+  torch::manual_seed(context.run.seed);
+  TRAINKIT_ASSIGN_OR_RETURN(TrainingTask task, app.open(context));
+  fill_in_defaults(task, context);
+  TRAINKIT_RETURN_IF_ERROR(check_data(context.run, task.data_digest));
+  const int64_t rows = task.order ? task.order->size() : task.training_set->size();
+  for (auto& warning : fit_batch_to_rows(context.parser, context.run, context.placement.batch, rows)) {
+    task.description.push_back(std::move(warning));
+  }
+  return task;
 }
 
 RunFacts drop_unused_evaluation(const ConfigParser& parser, bool has_validation, TrainerOptions& options) {

@@ -2,6 +2,7 @@
 // Adjusts settings of a run that would have no effect, or end it late. Internal to App.
 
 #include <absl/status/status.h>
+#include <absl/status/statusor.h>
 
 #include <cstdint>
 
@@ -10,12 +11,10 @@
 
 namespace trainkit::detail {
 
-/// Fills in the parts of a task that the application left out.
-void fill_in_defaults(TrainingTask& task, const RunContext& context);
-
-/// Adapts a default batch to a given global batch, and a default --drop_last to data of less than one batch. Returns
-/// warnings.
-RunFacts fit_batch_to_rows(const ConfigParser& parser, RunOptions& run, const BatchPlan& plan, int64_t rows);
+/// Opens the data of a run with App::open and fills in the parts of the task that the application left out. Compares
+/// the data with those of the run to continue. Adapts a default batch to a given global batch, and a default
+/// --drop_last to data of less than one batch, with a warning in the description.
+absl::StatusOr<TrainingTask> open_task(App& app, RunContext& context);
 
 /// Turns off what needs evaluations in a run that has none. Returns warnings of the flags that the user gave.
 RunFacts drop_unused_evaluation(const ConfigParser& parser, bool has_validation, TrainerOptions& options);

@@ -9,16 +9,19 @@
 
 #include "app/program/adjustments.h"
 #include "app/program/command_line.h"
-#include "app/program/initial_weights.h"
 #include "app/program/repeats.h"
 #include "app/program/run_checks.h"
+#include "app/program/trainer_mark.h"
 #include "app/run/describe_run.h"
 #include "app/run/resume.h"
 #include "app/run/run_files.h"
 #include "app/run/trainer_options.h"
+#include "io/weights/model_weights.h"
 #include "report/report.h"
 #include "report/run_file.h"
+#include "tasks/format_scores.h"
 #include "train/run/run_state.h"
+#include "trainkit/app/initial_weights.h"
 #include "trainkit/app/placement.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
@@ -29,6 +32,8 @@
 
 namespace trainkit {
 namespace {
+
+__attribute__((used, retain)) const std::string_view kMark = detail::kTrainerMark;
 
 constexpr char kDeviceRemark[] =
     "Defaults marked (cuda) or (cpu) depend on the device: these are of this machine's. --print_config shows the "
@@ -48,6 +53,12 @@ void print_report_error(const absl::Status& written) {
   if (!written.ok()) print_line("warning: no report.html: " + error_line(written));
 }
 
+/// The kind of task of several repeats, if the app has one, and the word for a repeat.
+struct TaskOfRepeats {
+  std::shared_ptr<Task> task;
+  std::string word;
+};
+
 /// The parts of one run that belong together, made in order.
 class AppRun {
  public:
@@ -56,14 +67,10 @@ class AppRun {
       : app_(app), context_(context), run_(context.run), all_(all), program_(program) {}
 
   /// Runs one training, or sets `was_finished` for a resumed run that has ended. `memory` is planned by the first of
-  /// several repeats.
-  absl::StatusOr<int> train(std::optional<MemoryPlan>& memory, bool& was_finished) {
-    torch::manual_seed(run_.seed);
-    TRAINKIT_ASSIGN_OR_RETURN(task_, app_.open(context_));
-    detail::fill_in_defaults(task_, context_);
-    TRAINKIT_RETURN_IF_ERROR(check_data(run_, task_.data_digest));
-    const int64_t rows = task_.order ? task_.order->size() : task_.training_set->size();
-    add_facts(detail::fit_batch_to_rows(context_.parser, run_, context_.placement.batch, rows));
+  /// several repeats; `task` is set to that of the run.
+  absl::StatusOr<int> train(std::optional<MemoryPlan>& memory, bool& was_finished, TaskOfRepeats& task) {
+    TRAINKIT_ASSIGN_OR_RETURN(task_, detail::open_task(app_, context_));
+    task = {task_.task, task_.repeat_word};
     if (!memory) {
       TRAINKIT_ASSIGN_OR_RETURN(memory,
                                 plan_memory(context_.parser, run_, context_.machine, task_.recipe, context_.placement));
@@ -107,7 +114,11 @@ class AppRun {
     TRAINKIT_ASSIGN_OR_RETURN(
         devices_, DeviceReplicator::create(task_.recipe.make_model, replicator_options(run_, context_.placement)));
     if (run_.init_from.empty() || !run_.resume.empty()) return absl::OkStatus();
-    TRAINKIT_RETURN_IF_ERROR(detail::load_initial_weights(app_, context_, *devices_->module(), task_.description));
+    TRAINKIT_ASSIGN_OR_RETURN(const RunWeights from, find_initial_weights(run_.init_from));
+    LoadWeightsOptions options;
+    TRAINKIT_RETURN_IF_ERROR(app_.adapt_weights(context_, from, options, task_.description));
+    TRAINKIT_ASSIGN_OR_RETURN(const LoadedWeights loaded, load_weights(*devices_->module(), from.file, options));
+    if (!loaded.left_out.empty()) add_facts({{"note", detail::describe_left_out(from.file, loaded.left_out)}});
     devices_->synchronize();
     return absl::OkStatus();
   }
@@ -118,6 +129,10 @@ class AppRun {
     settings_.predicted_memory = memory.predicted();
     settings_.predicted_device_memory = memory.predicted_on_device();
     settings_.explain_out_of_memory = memory.ladder;
+    if (task_.task) {
+      settings_.monitor = task_.task->monitor();
+      settings_.monitor_higher_is_better = settings_.monitor != "loss";
+    }
     app_.configure(context_, settings_, *devices_);
     add_facts(detail::drop_unused_evaluation(context_.parser, validation_ != nullptr, settings_));
     if (!task_.data_digest.empty()) settings_.config["data"] = task_.data_digest;
@@ -147,6 +162,34 @@ class AppRun {
     return finished;
   }
 
+  /// Tests the model on all ranks, writes its results on rank 0, and returns its scores.
+  absl::StatusOr<Metrics> test(const TrainedModel& trained) {
+    if (!task_.task) return app_.test(context_, trained);
+    for (const auto& [part, samples] : task_.bad_samples) folder_->add_bad_samples(part, samples);
+    if (trained.result.signal != 0 || !task_.test_set) return Metrics{};
+    TRAINKIT_ASSIGN_OR_RETURN(const int64_t step, trained.load_best());
+    TRAINKIT_ASSIGN_OR_RETURN(const auto loader,
+                              evaluation_loader(task_.test_set, run_, context_.machine, context_.placement));
+    TRAINKIT_ASSIGN_OR_RETURN(tested_, task_.task->test(*devices_, *loader, task_.test_set->size(), trained.precision,
+                                                        context_.placement.group.get()));
+    tested_.step = step;
+    if (best_) tested_.best = best_->value();
+    folder_->add_bad_samples("test", tested_.bad_samples);
+    if (!context_.placement.is_first()) return tested_.scores;
+    TRAINKIT_ASSIGN_OR_RETURN(const std::string folder, results_dir(run_));
+    ResultPage page;
+    TRAINKIT_RETURN_IF_ERROR(app_.on_results(context_, folder, tested_, page));
+    TRAINKIT_RETURN_IF_ERROR(task_.task->write(folder, tested_, page));
+    TRAINKIT_RETURN_IF_ERROR(page.write(folder));
+    log_test(trained.logger, trained.result, tested_.scores, task_.task->table(tested_));
+    return tested_.scores;
+  }
+
+  std::string describe_scores(const TrainerResult& result, const Metrics& scores) const {
+    if (!task_.task) return app_.describe_scores(context_, result, scores);
+    return detail::describe_task_scores(*task_.task, result, scores, tested_.step, run_.output_dir);
+  }
+
   absl::StatusOr<int> fit_and_test(Trainer& trainer) {
     absl::Status evaluated;
     const auto on_evaluation = [&](int64_t step, Metrics& metrics) { evaluated.Update(evaluate(step, metrics)); };
@@ -161,11 +204,10 @@ class AppRun {
     if (validation_) folder_->add_bad_samples("validation", validation_->bad_samples());
     const TrainedModel trained{*devices_, result, settings_.precision, folder_->logger(), best_ ? &*best_ : nullptr,
                                *folder_};
-    TRAINKIT_ASSIGN_OR_RETURN(const Metrics scores, app_.test(context_, trained));
+    TRAINKIT_ASSIGN_OR_RETURN(const Metrics scores, test(trained));
     TRAINKIT_ASSIGN_OR_RETURN(const int code, folder_->finish(result, scores, warnings_of(task_.description)));
-    context_.print(detail::describe_time(result) + "\n" + app_.describe_scores(context_, result, scores) +
-                   "report     " + run_.output_dir + "/report.html" +
-                   detail::describe_next(result, run_, app_.info().name));
+    context_.print(detail::describe_time(result) + "\n" + describe_scores(result, scores) + "report     " +
+                   run_.output_dir + "/report.html" + detail::describe_next(result, run_, app_.info().name));
     if (!context_.placement.is_first()) return code;
     if (code == 0) TRAINKIT_RETURN_IF_ERROR(app_.finish(context_, trained));
     print_report_error(detail::write_report(run_.output_dir));
@@ -211,6 +253,9 @@ class AppRun {
   }
 
   absl::Status evaluate(int64_t step, Metrics& metrics) {
+    if (task_.task) {
+      TRAINKIT_RETURN_IF_ERROR(task_.task->add_scores(context_.placement.group.get(), metrics));
+    }
     TRAINKIT_RETURN_IF_ERROR(app_.on_evaluation(context_, step, metrics, *devices_));
     if (!best_) return absl::OkStatus();
     absl::Status kept = best_->offer(step, metrics.at(settings_.monitor), *devices_->module());
@@ -232,11 +277,12 @@ class AppRun {
   TrainerOptions settings_;
   std::unique_ptr<RunFolder> folder_;
   std::optional<BestModel> best_;
+  TestedRows tested_;
   RunFacts facts_;
 };
 
 /// Writes the summary and the report of several runs, on rank 0, unless all had ended before.
-absl::Status finish_repeats(App& app, const RunOptions& run, bool were_finished) {
+absl::Status finish_repeats(App& app, const RunOptions& run, const TaskOfRepeats& task, bool were_finished) {
   if (were_finished && std::filesystem::exists(run.output_dir + "/summary.json")) {
     print_line(fmt::format("\nall {} runs in {} are finished", app.repeats(), run.output_dir));
     return absl::OkStatus();
@@ -247,7 +293,10 @@ absl::Status finish_repeats(App& app, const RunOptions& run, bool were_finished)
     runs.emplace_back(repeat.output_dir, repeat.seed);
   }
   TRAINKIT_ASSIGN_OR_RETURN(const std::vector<Metrics> scores, detail::summarize_repeats(run.output_dir, runs));
-  TRAINKIT_RETURN_IF_ERROR(app.finish_repeats(run, scores));
+  if (task.task) {
+    print_line(fmt::format("\n{:<10} {}  (mean and standard deviation)", fmt::format("{} {}s", runs.size(), task.word),
+                           detail::format_scores(task.task->score_names(), detail::mean_and_deviation(scores))));
+  }
   print_report_error(detail::write_report(run.output_dir));
   return absl::OkStatus();
 }
@@ -261,6 +310,7 @@ absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& 
   at::globalContext().setFloat32MatmulPrecision(run.float32_matmul_precision);
   share_processors(run, placement, machine, app.read_cost());
   std::optional<MemoryPlan> memory;
+  TaskOfRepeats task;
   bool were_finished = true;
   for (int64_t i = 0; i < app.repeats(); ++i) {
     // A run that cannot start leaves the folder of an earlier one as it is.
@@ -272,63 +322,46 @@ absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& 
     // The options of a single run are the parser's, so that config.yaml gets the values that the run chooses.
     RunContext context{parser, app.repeats() > 1 ? repeat : run, machine, placement, i};
     bool was_finished = false;
-    TRAINKIT_ASSIGN_OR_RETURN(const int code, AppRun(app, context, run, program).train(memory, was_finished));
+    TRAINKIT_ASSIGN_OR_RETURN(const int code, AppRun(app, context, run, program).train(memory, was_finished, task));
     if (code != 0 || run.dry_run) return code;
     were_finished &= was_finished;
   }
-  if (app.repeats() > 1 && placement.is_first()) TRAINKIT_RETURN_IF_ERROR(finish_repeats(app, run, were_finished));
+  if (app.repeats() > 1 && placement.is_first())
+    TRAINKIT_RETURN_IF_ERROR(finish_repeats(app, run, task, were_finished));
   return 0;
 }
 
 absl::StatusOr<int> run(int argc, const char* const* argv, App& app, ProgramState& program) {
-  const std::vector<AppCommand> commands = app.commands();
-  TRAINKIT_ASSIGN_OR_RETURN(const std::optional<int> command, run_command(commands, argc, argv));
-  if (command) return *command;
-  RunOptions run;
-  app.set_defaults(run);
   const AppInfo info = app.info();
+  const std::vector<AppCommand> commands = all_commands(app);
+  TRAINKIT_ASSIGN_OR_RETURN(const std::optional<int> command, run_command(info.name, commands, argc, argv));
+  if (command) return *command;
   ProgramInfo program_info = shared_help(
       {.name = info.name, .description = info.description, .examples = info.examples, .help_flags = info.help_flags});
   for (const AppCommand& each : commands) program_info.commands.emplace_back(each.name, each.summary);
   program_info.remark = kDeviceRemark;
-  ConfigParser parser(std::move(program_info));
-  add_run_flags(parser, run);
-  app.add_flags(parser);
-  detail::continue_with_own_settings(parser, run);
-  TRAINKIT_ASSIGN_OR_RETURN(const Request request, detail::explain_settings_error(parser.parse(argc, argv), info.name));
-  const auto set_device_defaults = [&](at::Device device) {
-    parser.set_defaults(app.device_defaults(device.is_cuda()), device.is_cuda() ? "cuda" : "cpu");
-    app.set_dependent_defaults(parser);
-  };
-  // None depends on a flag or on the launcher's environment, so that none can fail.
-  if (request == Request::kHelp) {
-    set_device_defaults(resolve_device(parser, run, MachineInfo::here()).value_or(at::kCPU));
-  }
-  if (request == Request::kVersion || request == Request::kHelp || request == Request::kCompletion) {
-    print_line(parser.text(request));
-    if (request == Request::kCompletion) complete_commands(commands, {argv + 1, argv + argc});
-    return 0;
-  }
-  TRAINKIT_ASSIGN_OR_RETURN(const MachineInfo machine, launched_machine());
-  TRAINKIT_ASSIGN_OR_RETURN(const at::Device device, resolve_device(parser, run, machine));
-  set_device_defaults(device);
+  TrainerLine line(app, std::move(program_info));
+  TRAINKIT_ASSIGN_OR_RETURN(const Request request, line.parse({argv + 1, argv + argc}));
+  ConfigParser& parser = line.parser;
+  RunOptions& run = line.run;
+  const MachineInfo& machine = line.machine;
   if (request == Request::kPrintConfig) {
     // The values that a run uses, as far as they do not depend on its data.
     app.resolve_options(parser, run, machine).IgnoreError();
     if (run.max_steps > 0) detail::shorten_warmup(parser, run, run.max_steps);
+  }
+  if (request != Request::kRun) {
     print_line(parser.text(request));
+    if (request == Request::kCompletion) complete_commands(commands, {argv + 1, argv + argc});
     return 0;
   }
   if (!run.make_demo_data.empty()) {
     TRAINKIT_RETURN_IF_ERROR(parser.check_used({{modes::kDemoData}, "with --make_demo_data"}));
     return make_demo_data(app, parser, run);
   }
-  TRAINKIT_RETURN_IF_ERROR(app.resolve_options(parser, run, machine));
-  TRAINKIT_RETURN_IF_ERROR(check_run_options(parser, run, machine));
-  TRAINKIT_RETURN_IF_ERROR(app.check_options(parser, run));
-  TRAINKIT_RETURN_IF_ERROR(detail::check_flags(app, parser, run, machine));
+  TRAINKIT_RETURN_IF_ERROR(line.check(app.mode_instead().value_or(ProgramMode{{modes::kTrain}, "in training"})));
   use_fast_kernels();
-  TRAINKIT_ASSIGN_OR_RETURN(const std::optional<int> instead, app.run_instead(run, device));
+  TRAINKIT_ASSIGN_OR_RETURN(const std::optional<int> instead, app.run_instead(run, line.device));
   if (instead) return *instead;
   return train_all(app, parser, run, machine, program);
 }
@@ -365,9 +398,9 @@ void App::configure(RunContext&, TrainerOptions&, DeviceReplicator&) {}
 absl::Status App::save(const RunOptions&) const { return absl::OkStatus(); }
 absl::Status App::on_evaluation(RunContext&, int64_t, Metrics&, DeviceReplicator&) { return absl::OkStatus(); }
 absl::Status App::on_best(RunContext&, const torch::nn::Module&) { return absl::OkStatus(); }
+absl::Status App::on_results(RunContext&, const std::string&, TestedRows&, ResultPage&) { return absl::OkStatus(); }
 absl::StatusOr<Metrics> App::test(RunContext&, const TrainedModel&) { return Metrics{}; }
 absl::Status App::finish(RunContext&, const TrainedModel&) { return absl::OkStatus(); }
-absl::Status App::finish_repeats(const RunOptions&, const std::vector<Metrics>&) { return absl::OkStatus(); }
 
 std::string App::describe_scores(const RunContext&, const TrainerResult& result, const Metrics& scores) const {
   std::string text;

@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "app/program/command_line.h"
+#include "app/program/run_checks.h"
 #include "app/run/resume.h"
 #include "trainkit/app/app.h"
 #include "trainkit/app/placement.h"
@@ -96,16 +97,10 @@ class RunCommandLine {
   }
 
   /// Returns the request of the flags. For a run it has read config.yaml of `path`, the first word.
-  absl::StatusOr<Request> parse(const std::vector<std::string>& words) {
-    const auto flags = std::find_if(words.begin(), words.end(), [](const auto& word) { return word.starts_with('-'); });
-    words_.assign(words.begin(), flags);
-    std::vector<std::string> arguments(flags, words.end());
-    const bool asks_text = std::any_of(flags, words.end(), [](const std::string& word) {
-      const std::string flag = word.substr(0, word.find('='));
-      return flag == "--help" || flag == "-h" || flag == "--version" || flag == "--completion";
-    });
-    if (!asks_text) {
-      TRAINKIT_RETURN_IF_ERROR(check_words(arguments));
+  absl::StatusOr<Request> parse(std::vector<std::string> arguments) {
+    TRAINKIT_ASSIGN_OR_RETURN(words_, parser_.take_words(arguments));
+    if (!words_.empty()) {
+      TRAINKIT_RETURN_IF_ERROR(check_config(arguments));
       TRAINKIT_ASSIGN_OR_RETURN(weights_, find_weights(words_.front()));
       arguments.insert(arguments.begin(), {"--config", weights_.run + "/config.yaml"});
     }
@@ -131,14 +126,8 @@ class RunCommandLine {
   }
 
  private:
-  /// Checks the number of words, and that no flag replaces the settings of the run.
-  absl::Status check_words(const std::vector<std::string>& arguments) const {
-    const std::string usage = fmt::format("{} {} {}", app_.info().name, command_.name, command_.words);
-    if (words_.empty()) return bad_word("RUN", "not given", "the folder of a run", usage + ": words come before flags");
-    const auto most = static_cast<size_t>(std::count(command_.words.begin(), command_.words.end(), ' ') + 1);
-    if (words_.size() > most && !command_.words.ends_with("...")) {
-      return bad_word(escape_text(words_[most]), "unexpected argument", command_.words, usage);
-    }
+  /// Checks that no flag replaces the settings of the run.
+  static absl::Status check_config(const std::vector<std::string>& arguments) {
     for (const std::string& flag : arguments) {
       if (flag != "--config" && !flag.starts_with("--config=")) continue;
       return to_status({.exit_code = ExitCode::kUsage,
@@ -250,15 +239,62 @@ absl::Status bad_word(const std::string& word, const std::string& problem, const
                     .hint = hint});
 }
 
-absl::StatusOr<std::optional<int>> run_command(const std::vector<AppCommand>& commands, int argc,
-                                               const char* const* argv) {
-  if (argc < 2 || commands.empty() || std::string_view(argv[1]).starts_with('-')) return std::nullopt;
+TrainerLine::TrainerLine(App& trainer, ProgramInfo program) : app(trainer), parser(std::move(program)) {
+  app.set_defaults(run);
+  add_run_flags(parser, run);
+  app.add_flags(parser);
+}
+
+absl::StatusOr<Request> TrainerLine::parse(const std::vector<std::string>& words) {
+  detail::continue_with_own_settings(parser, run);
+  TRAINKIT_ASSIGN_OR_RETURN(const Request request,
+                            detail::explain_settings_error(parser.parse(words), app.info().name));
+  if (request == Request::kVersion || request == Request::kCompletion) return request;
+  if (request == Request::kHelp) {
+    // Depends neither on a flag nor on the launcher's environment, so that it cannot fail.
+    device = resolve_device(parser, run, MachineInfo::here()).value_or(at::kCPU);
+  } else {
+    TRAINKIT_ASSIGN_OR_RETURN(machine, launched_machine());
+    TRAINKIT_ASSIGN_OR_RETURN(device, resolve_device(parser, run, machine));
+  }
+  parser.set_defaults(app.device_defaults(device.is_cuda()), device.is_cuda() ? "cuda" : "cpu");
+  app.set_dependent_defaults(parser);
+  return request;
+}
+
+absl::Status TrainerLine::check(const ProgramMode& mode) {
+  TRAINKIT_RETURN_IF_ERROR(app.resolve_options(parser, run, machine));
+  TRAINKIT_RETURN_IF_ERROR(check_run_options(parser, run, machine));
+  TRAINKIT_RETURN_IF_ERROR(app.check_options(parser, run));
+  return detail::check_flags(mode, parser, run, machine);
+}
+
+std::vector<AppCommand> all_commands(App& app) {
+  std::vector<AppCommand> commands = app.commands();
+  for (auto* make : {plan_command, benchmark_command}) {
+    AppCommand command = make(app);
+    const bool is_taken =
+        std::any_of(commands.begin(), commands.end(), [&](const AppCommand& own) { return own.name == command.name; });
+    if (!is_taken) commands.push_back(std::move(command));
+  }
+  return commands;
+}
+
+absl::StatusOr<std::optional<int>> run_command(const std::string& program, const std::vector<AppCommand>& commands,
+                                               int argc, const char* const* argv) {
+  if (argc < 2 || std::string_view(argv[1]).starts_with('-')) return std::nullopt;
   std::vector<std::string> names;
   for (const AppCommand& command : commands) {
     names.push_back(command.name);
     if (command.name != argv[1]) continue;
     TRAINKIT_ASSIGN_OR_RETURN(const int code, command.run({argv + 2, argv + argc}));
     return code;
+  }
+  if (std::string_view(argv[1]) == "export") {
+    return to_status({.exit_code = ExitCode::kUsage,
+                      .id = "onnx.operator",
+                      .problem = program + " cannot be written as ONNX: it has no command export",
+                      .hint = "export the weights: trainkit export RUN model.safetensors"});
   }
   const std::string nearest = nearest_name(argv[1], names);
   return to_status({.exit_code = ExitCode::kUsage,

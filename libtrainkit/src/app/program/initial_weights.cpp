@@ -1,27 +1,23 @@
-#include "app/program/initial_weights.h"
+#include "trainkit/app/initial_weights.h"
 
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <system_error>
 #include <unordered_map>
 
-#include "io/weights/model_weights.h"
+#include "report/run_file.h"
+#include "trainkit/app/app.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
+#include "trainkit/io/safetensors.h"
 #include "trainkit/train/checkpoint.h"
-#include "trainkit/train/weights.h"
 
 namespace trainkit {
-
-absl::Status App::adapt_weights(RunContext&, const RunWeights&, LoadWeightsOptions&, RunFacts&) {
-  return absl::OkStatus();
-}
-
-namespace detail {
 namespace {
 
 /// Returns the row of the file for each row here; -1 if the file has none of its name.
@@ -41,7 +37,44 @@ const at::Tensor* find_tensor(const NamedTensors& tensors, const std::string& na
   return at == tensors.end() ? nullptr : &at->second;
 }
 
+std::string first_names(const std::vector<std::string>& names) {
+  constexpr size_t kMost = 5;
+  return fmt::format("{}", fmt::join(names.begin(), names.begin() + std::min(names.size(), kMost), ", "));
+}
+
+absl::Status put_into_order(NamedTensors& file, const NamedTensors& model, const RowNames& rows,
+                            const std::string& where) {
+  const std::vector<int64_t> from = rows_in_file(rows);
+  std::vector<int64_t> known, known_from;
+  for (size_t i = 0; i < from.size(); ++i) {
+    if (from[i] < 0) continue;
+    known.push_back(static_cast<int64_t>(i));
+    known_from.push_back(from[i]);
+  }
+  const auto named = static_cast<int64_t>(rows.in_file.size()), own = static_cast<int64_t>(rows.here.size());
+  for (auto& [name, tensor] : file) {
+    const at::Tensor* target = find_tensor(model, name);
+    const bool is_listed = std::find(rows.tensors.begin(), rows.tensors.end(), name) != rows.tensors.end();
+    if (!is_listed || !target || tensor.dim() == 0 || tensor.dim() != target->dim() ||
+        tensor.sizes().slice(1) != target->sizes().slice(1) || target->size(0) < own) {
+      continue;
+    }
+    if (tensor.size(0) < named || (!rows.more_rows && tensor.size(0) != named)) {
+      return other_meaning(where, name, fmt::format("another number of {} than the weights have rows", rows.kind),
+                           std::to_string(named), std::to_string(tensor.size(0)), "the two files are not of one run");
+    }
+    at::Tensor ordered = target->to(at::Device(at::kCPU), tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+    ordered.index_copy_(0, at::tensor(known, at::kLong), tensor.index_select(0, at::tensor(known_from, at::kLong)));
+    tensor = ordered;
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+absl::Status App::adapt_weights(RunContext&, const RunWeights&, LoadWeightsOptions&, RunFacts&) {
+  return absl::OkStatus();
+}
 
 absl::StatusOr<RunWeights> find_initial_weights(const std::string& path) {
   std::error_code ignored;  // reading the file reports it
@@ -61,15 +94,6 @@ absl::StatusOr<RunWeights> find_initial_weights(const std::string& path) {
   return weights;
 }
 
-absl::Status load_initial_weights(App& app, RunContext& context, torch::nn::Module& model, RunFacts& facts) {
-  TRAINKIT_ASSIGN_OR_RETURN(const RunWeights from, find_initial_weights(context.run.init_from));
-  LoadWeightsOptions options;
-  TRAINKIT_RETURN_IF_ERROR(app.adapt_weights(context, from, options, facts));
-  TRAINKIT_ASSIGN_OR_RETURN(const LoadedWeights loaded, load_weights(model, from.file, options));
-  if (!loaded.left_out.empty()) facts.emplace_back("note", describe_left_out(from.file, loaded.left_out));
-  return absl::OkStatus();
-}
-
 std::string file_beside(const RunWeights& weights, const std::string& name) {
   for (const std::string& folder : {split_path(weights.file).first, weights.run}) {
     std::string path = folder + "/" + name;
@@ -83,16 +107,10 @@ std::optional<std::string> setting_beside(const RunWeights& weights, const std::
   constexpr int64_t kMostBytes = 1 << 20;
   const auto text = path.empty() ? absl::NotFoundError("") : Fs::posix().read_file(path, kMostBytes);
   if (!text.ok()) return std::nullopt;
-  const std::string key = "\n" + name + ": ";
-  const std::string all = "\n" + *text + "\n";
-  const size_t at = all.find(key);
-  if (at == all.npos) return std::nullopt;
-  std::string value = all.substr(at + key.size(), all.find('\n', at + key.size()) - at - key.size());
-  if (const size_t comment = value.find(" #"); comment != value.npos) value.resize(comment);
-  while (!value.empty() && value.back() == ' ') value.pop_back();
-  if (value.size() >= 2 && (value.front() == '"' || value.front() == '\'') && value.back() == value.front())
-    value = value.substr(1, value.size() - 2);
-  return value;
+  for (const detail::RunSetting& setting : detail::parse_settings(*text)) {
+    if (setting.name == name) return setting.value;
+  }
+  return std::nullopt;
 }
 
 absl::Status other_meaning(const std::string& where, const std::string& field, const std::string& problem,
@@ -107,48 +125,40 @@ absl::Status other_meaning(const std::string& where, const std::string& field, c
                     .hint = hint});
 }
 
-absl::Status check_heads(const RunWeights& weights, const std::string& setting, int64_t heads, int64_t default_heads) {
+absl::Status check_setting(const RunWeights& weights, const std::string& setting, const std::string& value,
+                           const std::string& noun, const std::string& default_value) {
   std::optional<std::string> saved = setting_beside(weights, setting);
-  if (saved == "0") saved = std::to_string(default_heads);
-  if (!saved || *saved == std::to_string(heads)) return absl::OkStatus();
-  return other_meaning(weights.file, setting, "another number of heads than in this run", *saved, std::to_string(heads),
+  if (saved == "0") saved = default_value;
+  if (!saved || *saved == value) return absl::OkStatus();
+  return other_meaning(weights.file, setting, fmt::format("another {} than in this run", noun), *saved, value,
                        fmt::format("--{} {}", setting, *saved));
 }
 
-int64_t RowNames::known() const {
-  const std::vector<int64_t> rows = rows_in_file(*this);
-  return std::count_if(rows.begin(), rows.end(), [](int64_t row) { return row >= 0; });
-}
-
-std::string RowNames::describe() const { return fmt::format("{} of {} {}", known(), here.size(), kind); }
-
-absl::Status take_rows(NamedTensors& file, const NamedTensors& model, const RowNames& rows,
-                       const std::vector<std::string>& names, const std::string& where, bool more_rows) {
-  const std::vector<int64_t> from = rows_in_file(rows);
-  std::vector<int64_t> known, known_from;
-  for (size_t i = 0; i < from.size(); ++i) {
-    if (from[i] < 0) continue;
-    known.push_back(static_cast<int64_t>(i));
-    known_from.push_back(from[i]);
+absl::Status take_rows(const RunWeights& from, const std::string& where, const std::vector<RowNames>& rows,
+                       LoadWeightsOptions& options, RunFacts& facts, const std::string& hint) {
+  std::vector<std::string> counts, kinds, saved, own;
+  int64_t known = 0;
+  for (const RowNames& each : rows) {
+    const std::vector<int64_t> found = rows_in_file(each);
+    const auto count = std::count_if(found.begin(), found.end(), [](int64_t row) { return row >= 0; });
+    counts.push_back(fmt::format("{} of {} {}", count, found.size(), each.kind));
+    if (!each.required) continue;
+    known += count;
+    kinds.push_back(each.kind);
+    saved.push_back(first_names(each.in_file));
+    own.push_back(first_names(each.here));
   }
-  const auto named = static_cast<int64_t>(rows.in_file.size()), own = static_cast<int64_t>(rows.here.size());
-  for (auto& [name, tensor] : file) {
-    const at::Tensor* target = find_tensor(model, name);
-    const bool is_listed = std::find(names.begin(), names.end(), name) != names.end();
-    if (!is_listed || !target || tensor.dim() == 0 || tensor.dim() != target->dim() ||
-        tensor.sizes().slice(1) != target->sizes().slice(1) || target->size(0) < own) {
-      continue;
-    }
-    if (tensor.size(0) < named || (!more_rows && tensor.size(0) != named)) {
-      return other_meaning(where, name, fmt::format("another number of {} than the weights have rows", rows.kind),
-                           std::to_string(named), std::to_string(tensor.size(0)), "the two files are not of one run");
-    }
-    at::Tensor ordered = target->to(at::Device(at::kCPU), tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
-    ordered.index_copy_(0, at::tensor(known, at::kLong), tensor.index_select(0, at::tensor(known_from, at::kLong)));
-    tensor = ordered;
+  if (known == 0) {
+    return other_meaning(where, "", fmt::format("has none of these {}", fmt::join(kinds, " and ")),
+                         fmt::format("{}", fmt::join(saved, "; ")), fmt::format("{}", fmt::join(own, "; ")), hint);
   }
+  facts.emplace_back("start", fmt::format("weights of {}: {} by the names in {}; new rows start as in a new model",
+                                          from.file, fmt::join(counts, ", "), where));
+  options.adapt = [rows, where](NamedTensors& file, const NamedTensors& model) {
+    for (const RowNames& each : rows) TRAINKIT_RETURN_IF_ERROR(put_into_order(file, model, each, where));
+    return absl::OkStatus();
+  };
   return absl::OkStatus();
 }
 
-}  // namespace detail
 }  // namespace trainkit

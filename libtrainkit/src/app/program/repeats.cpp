@@ -94,6 +94,23 @@ std::vector<std::pair<std::string, double>> list_of(const Metrics& metrics) { re
 
 }  // namespace
 
+Metrics mean_and_deviation(const std::vector<Metrics>& runs) {
+  Metrics all;
+  std::map<std::string, std::vector<double>> values;
+  for (const Metrics& run : runs) {
+    for (const auto& [name, value] : run) values[name].push_back(value);
+  }
+  for (const auto& [name, list] : values) {
+    const auto count = static_cast<double>(list.size());
+    const double mean = std::accumulate(list.begin(), list.end(), 0.0) / count;
+    double squares = 0;
+    for (const double value : list) squares += (value - mean) * (value - mean);
+    all[name] = mean;
+    all[name + "_std"] = list.size() > 1 ? std::sqrt(squares / (count - 1)) : 0;
+  }
+  return all;
+}
+
 absl::Status save_common_settings(const ConfigParser& parser, const std::string& program,
                                   const std::string& output_dir) {
   const std::string config = parser.to_yaml();

@@ -13,6 +13,10 @@
 
 namespace trainkit::detail {
 
+/// Returns mean and sample standard deviation (divisor n - 1) of each metric of several runs: "oa" and "oa_std", ... A
+/// metric that a run lacks, the recall of a class without test pixels, is averaged over the other runs.
+Metrics mean_and_deviation(const std::vector<Metrics>& runs);
+
 /// Writes the settings of several runs to their common folder, from which --resume continues them, and the list of the
 /// folder's files.
 absl::Status save_common_settings(const ConfigParser& parser, const std::string& program,

@@ -11,7 +11,7 @@
 
 namespace trainkit::detail {
 
-absl::Status check_flags(const App& app, const ConfigParser& parser, const RunOptions& run,
+absl::Status check_flags(const ProgramMode& mode, const ConfigParser& parser, const RunOptions& run,
                          const MachineInfo& machine) {
   TRAINKIT_ASSIGN_OR_RETURN(const Placement placement, resolve_devices(parser, run, machine));
   // A launcher's command line, and its dry run, is the same for any number of ranks, one included; --use_multi_gpu is
@@ -24,7 +24,7 @@ absl::Status check_flags(const App& app, const ConfigParser& parser, const RunOp
                         std::to_string(std::max<int64_t>(placement.batch.replicas, may_have_several ? 2 : 1)));
   // Loss scaling skips steps with every policy.
   if (resolve_precision(run, placement.device()) == Precision::kFp16) resolved.emplace_back("on_nonfinite", "skip");
-  return parser.check_used(app.mode_instead().value_or(ProgramMode{{modes::kTrain}, "in training"}), resolved);
+  return parser.check_used(mode, resolved);
 }
 
 absl::Status prepare_folders(const App& app, const ConfigParser& parser, const RunOptions& run) {

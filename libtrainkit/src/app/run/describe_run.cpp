@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 #include <torch/nn/module.h>
 
+#include "tasks/format_scores.h"
 #include "train/run/run_state.h"
 #include "trainkit/core/format.h"
 #include "trainkit/core/processors.h"
@@ -124,6 +125,31 @@ RunFacts describe_run(const RunOptions& run, Trainer& trainer, const Placement& 
   for (const std::string& warning : placement.warnings) add("warning:", warning);
   add("output", run.output_dir);
   return facts;
+}
+
+std::string describe_task_scores(const Task& task, const TrainerResult& result, const Metrics& scores,
+                                 int64_t tested_step, const std::string& output_dir) {
+  std::string text;
+  const std::vector<ScoreName> names = task.score_names();
+  if (!result.evaluation.empty()) {
+    const std::string monitor = task.monitor();
+    ScoreName best{monitor, monitor, ScoreName::Kind::kNumber};
+    for (const ScoreName& name : names) {
+      if (name.key == monitor) best = name;
+    }
+    text += fmt::format("validation loss {:.4f}", result.evaluation.at("loss"));
+    if (const std::string more = format_scores(names, result.evaluation); !more.empty()) text += "  " + more;
+    if (result.best_evaluation.contains(best.key)) {
+      text += fmt::format("  (best {} {} at step {})", best.title, format_score(best, result.best_evaluation),
+                          result.best_step);
+    }
+    text += "\n";
+  }
+  if (scores.empty()) return text;
+  text += "test       " + format_scores(names, scores) + "\n           ";
+  text += tested_step >= 0 ? fmt::format("with the weights of step {}, the best in validation\n", tested_step)
+                           : std::string("with the last weights\n");
+  return text + fmt::format("results    {}/results\n", output_dir);
 }
 
 }  // namespace trainkit::detail

@@ -7,6 +7,7 @@
 #include "trainkit/app/run_options.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/report/summary.h"
+#include "trainkit/tasks/task.h"
 #include "trainkit/train/trainer.h"
 
 namespace trainkit::detail {
@@ -20,5 +21,10 @@ RunFacts describe_run(const RunOptions& run, Trainer& trainer, const Placement& 
 /// end.
 std::string describe_time(const TrainerResult& result);
 std::string describe_next(const TrainerResult& result, const RunOptions& run, const std::string& program);
+
+/// Describes the scores of validation and of a test, with the folder of the results; `scores` is empty without a test.
+/// `tested_step` is the step of the tested weights; -1: the last ones.
+std::string describe_task_scores(const Task& task, const TrainerResult& result, const Metrics& scores,
+                                 int64_t tested_step, const std::string& output_dir);
 
 }  // namespace trainkit::detail

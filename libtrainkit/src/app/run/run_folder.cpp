@@ -55,23 +55,6 @@ RunOptions in_own_folder(const RunOptions& run, const std::string& name) {
   return own;
 }
 
-Metrics mean_and_deviation(const std::vector<Metrics>& runs) {
-  Metrics all;
-  std::map<std::string, std::vector<double>> values;
-  for (const Metrics& run : runs) {
-    for (const auto& [name, value] : run) values[name].push_back(value);
-  }
-  for (const auto& [name, list] : values) {
-    const auto count = static_cast<double>(list.size());
-    const double mean = std::accumulate(list.begin(), list.end(), 0.0) / count;
-    double squares = 0;
-    for (const double value : list) squares += (value - mean) * (value - mean);
-    all[name] = mean;
-    all[name + "_std"] = list.size() > 1 ? std::sqrt(squares / (count - 1)) : 0;
-  }
-  return all;
-}
-
 void log_test(Logger& logger, const TrainerResult& result, const Metrics& scores, const std::string& table) {
   logger.log({.step = result.steps, .epoch = result.epochs, .split = "test", .values = {scores.begin(), scores.end()}});
   logger.log_text({.step = result.steps, .tag = "test", .text = table});

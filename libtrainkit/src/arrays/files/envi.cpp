@@ -14,6 +14,7 @@
 #include <map>
 #include <optional>
 
+#include "arrays/files/envi.h"
 #include "core/files/array_bytes.h"
 #include "trainkit/arrays/array_file.h"
 #include "trainkit/core/data_error.h"
@@ -210,7 +211,7 @@ absl::StatusOr<Fields> read_fields(const std::string& header_path) {
 
 }  // namespace
 
-absl::StatusOr<std::vector<double>> read_envi_wavelengths(const std::string& path) try {
+absl::StatusOr<std::vector<double>> detail::read_envi_wavelengths(const std::string& path) try {
   TRAINKIT_ASSIGN_OR_RETURN(const auto pair, find_pair(path));
   TRAINKIT_ASSIGN_OR_RETURN(const Fields fields, read_fields(pair.first));
   std::vector<double> values;

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "arrays/matlab/hdf5_handle.h"
-#include "arrays/matlab/inflate.h"
 #include "arrays/matlab/mat_source.h"
 #include "core/files/array_bytes.h"
+#include "io/files/inflate.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"

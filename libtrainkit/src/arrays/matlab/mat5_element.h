@@ -13,7 +13,7 @@
 #include <string>
 #include <utility>
 
-#include "arrays/matlab/inflate.h"
+#include "io/files/inflate.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 

@@ -9,7 +9,6 @@
 #include "arrays/matlab/hdf5_checks.h"
 #include "arrays/matlab/hdf5_handle.h"
 #include "arrays/matlab/hdf5_mapped.h"
-#include "arrays/matlab/inflate.h"
 #include "arrays/matlab/mat_source.h"
 #include "arrays/matlab/matio_bridge.h"
 #include "arrays/matlab/message.h"

@@ -81,4 +81,26 @@ std::string format_text(std::string_view text) {
   return out;
 }
 
+bool natural_less(std::string_view a, std::string_view b) {
+  constexpr std::string_view kDigits = "0123456789";
+  while (!a.empty() && !b.empty()) {
+    const size_t digits_a = std::min(a.find_first_not_of(kDigits), a.size());
+    const size_t digits_b = std::min(b.find_first_not_of(kDigits), b.size());
+    if (digits_a > 0 && digits_b > 0) {
+      std::string_view number_a = a.substr(0, digits_a), number_b = b.substr(0, digits_b);
+      number_a.remove_prefix(std::min(number_a.find_first_not_of('0'), number_a.size()));
+      number_b.remove_prefix(std::min(number_b.find_first_not_of('0'), number_b.size()));
+      if (number_a.size() != number_b.size()) return number_a.size() < number_b.size();
+      if (number_a != number_b) return number_a < number_b;
+      a.remove_prefix(digits_a);
+      b.remove_prefix(digits_b);
+    } else {
+      if (a[0] != b[0]) return a[0] < b[0];
+      a.remove_prefix(1);
+      b.remove_prefix(1);
+    }
+  }
+  return a.size() < b.size();
+}
+
 }  // namespace trainkit

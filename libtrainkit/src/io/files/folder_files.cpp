@@ -1,4 +1,4 @@
-#include "io/files/folder_files.h"
+#include "trainkit/io/folder_files.h"
 
 #include <absl/strings/ascii.h>
 #include <fmt/format.h>

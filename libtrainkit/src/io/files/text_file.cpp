@@ -1,14 +1,13 @@
 #include "trainkit/io/text_file.h"
 
-#include <zlib.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstring>
-#include <vector>
+#include <span>
 
 #include "core/base/utf8.h"
+#include "io/files/inflate.h"
 #include "trainkit/core/data_error.h"
 #include "trainkit/core/status.h"
 
@@ -74,69 +73,26 @@ bool parse_whole(std::string_view text, Number& number) {
 
 }  // namespace
 
-/// Unpacks the members of a gzip file (RFC 1952), with their checksums.
-class TextLines::Unpacker {
- public:
-  explicit Unpacker(std::shared_ptr<const MappedFile> file) : file_(std::move(file)), packed_(file_->text()) {
-    constexpr int kGzipHeader = 16;
-    if (inflateInit2(&stream_, MAX_WBITS + kGzipHeader) != Z_OK) throw std::bad_alloc();
-  }
-  ~Unpacker() { inflateEnd(&stream_); }
-  Unpacker(const Unpacker&) = delete;
-  Unpacker& operator=(const Unpacker&) = delete;
-
-  /// Returns the next piece; it is empty at the end of the file, and valid until the next call.
-  absl::StatusOr<std::string_view> next() {
-    size_t filled = 0;
-    while (filled < piece_.size() && !(between_members_ && packed_.empty())) {
-      if (between_members_ && packed_.find_first_not_of('\0') == packed_.npos) break;  // padding of a tape
-      between_members_ = false;
-      // zlib's counts have 32 bits.
-      const auto given = static_cast<uInt>(std::min<size_t>(packed_.size(), 1 << 30));
-      stream_.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(packed_.data()));  // zlib does not write there
-      stream_.avail_in = given;
-      stream_.next_out = reinterpret_cast<Bytef*>(piece_.data() + filled);
-      stream_.avail_out = static_cast<uInt>(piece_.size() - filled);
-      const int result = inflate(&stream_, Z_NO_FLUSH);
-      packed_.remove_prefix(given - stream_.avail_in);
-      filled = piece_.size() - stream_.avail_out;
-      if (result == Z_STREAM_END) {
-        between_members_ = true;
-        inflateReset(&stream_);
-      } else if (result != Z_OK || (packed_.empty() && stream_.avail_out > 0)) {
-        return damaged(result);
-      }
-    }
-    return std::string_view(piece_.data(), filled);
-  }
-
- private:
-  absl::Status damaged(int result) const {
-    TRAINKIT_RETURN_IF_ERROR(file_->check());
-    const size_t at = file_->text().size() - packed_.size();
-    const char* const problem = result == Z_DATA_ERROR && stream_.msg ? stream_.msg : "the file may be truncated";
-    return data_error("data.damaged", {.file = file_->path(), .offset = static_cast<int64_t>(at)},
-                      std::string("damaged gzip data: ") + problem, "", "", "test it with: gzip -t");
-  }
-
-  std::shared_ptr<const MappedFile> file_;
-  std::string_view packed_;
-  z_stream stream_ = {};
-  std::vector<char> piece_ = std::vector<char>(size_t{256} << 10);
-  bool between_members_ = false;
-};
-
 TextLines::TextLines(std::shared_ptr<const MappedFile> file, const TextOptions& options)
     : file_(std::move(file)), kind_(options.kind), max_line_bytes_(static_cast<size_t>(options.max_line_bytes)) {
-  if (file_->text().starts_with(kGzip)) unpacker_ = std::make_unique<Unpacker>(file_);
+  if (!file_->text().starts_with(kGzip)) return;
+  inflater_ = std::make_unique<detail::Inflater>(std::as_bytes(std::span(file_->text())), detail::Packing::kGzip);
+  unpacked_.resize(size_t{256} << 10);
 }
 TextLines::TextLines(TextLines&&) noexcept = default;
 TextLines::~TextLines() = default;
 
 absl::Status TextLines::next_piece() {
   const bool is_first = !std::exchange(begun_, true);
-  if (unpacker_) {
-    TRAINKIT_ASSIGN_OR_RETURN(rest_, unpacker_->next());
+  if (inflater_) {
+    const auto size = inflater_->read(unpacked_.data(), unpacked_.size());
+    if (!size.ok()) {
+      TRAINKIT_RETURN_IF_ERROR(file_->check());
+      const auto at = static_cast<int64_t>(file_->text().size() - inflater_->left().size());
+      return data_error("data.damaged", {.file = file_->path(), .offset = at}, std::string(size.status().message()), "",
+                        "", "test it with: gzip -t");
+    }
+    rest_ = {unpacked_.data(), *size};
   } else if (is_first) {
     rest_ = file_->text();
   }
