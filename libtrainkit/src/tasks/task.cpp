@@ -117,8 +117,9 @@ absl::StatusOr<TestedRows> Task::test(DeviceReplicator& devices, Prefetcher& loa
   TRAINKIT_ASSIGN_OR_RETURN(tested.truth, gather(parts, &ReplicaRows::truth, rows, group));
   TRAINKIT_ASSIGN_OR_RETURN(tested.read, read_rows(parts, rows, group));
   TRAINKIT_ASSIGN_OR_RETURN(tested.score, scores.take(group));
-  if (!tested.read.any().item<bool>() && !tested.bad_samples.empty()) {
-    const BadSample& first = tested.bad_samples.front();
+  if (rows > 0 && !tested.read.any().item<bool>()) {  // on all ranks alike
+    const BadSample first =
+        tested.bad_samples.empty() ? BadSample{.cause = "other ranks say why"} : tested.bad_samples[0];
     return data_error("data.empty", {.file = first.name},
                       "none of the test " + row_word() + "s can be read: " + first.cause);
   }
