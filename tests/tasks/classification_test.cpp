@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "read_text.h"
+#include "tasks/batch_of.h"
 #include "tasks/classification_results.h"
 #include "tasks/format_scores.h"
 #include "temp_dir.h"
@@ -23,13 +24,6 @@ namespace {
 std::shared_ptr<Task> task_of_scores(ClassificationOptions options) {
   return trainkit::detail::make_classification([](torch::nn::Module&, const Batch& batch) { return batch["x"]; },
                                                std::move(options));
-}
-
-Batch batch_of(const at::Tensor& scores, const at::Tensor& labels) {
-  auto fields = std::make_shared<std::vector<FieldSpec>>();
-  fields->push_back({"x", at::kFloat, {scores.size(1)}});
-  fields->push_back({"y", at::kLong, {}});
-  return {std::move(fields), {scores, labels}};
 }
 
 double loss_of(const Task& task, const at::Tensor& scores, const at::Tensor& labels, bool trains = true) {

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "read_text.h"
+#include "tasks/batch_of.h"
 #include "tasks/regression_score.h"
 #include "temp_dir.h"
 #include "test_util.h"
@@ -21,13 +22,6 @@ std::shared_ptr<Task> task_of_values(RegressionOptions options) {
                                            std::move(options));
 }
 
-Batch batch_of_values(const at::Tensor& x, const at::Tensor& y) {
-  auto fields = std::make_shared<std::vector<FieldSpec>>();
-  fields->push_back({"x", at::kFloat, x.sizes().slice(1).vec()});
-  fields->push_back({"y", y.scalar_type(), {}});
-  return {std::move(fields), {x, y}};
-}
-
 /// Prices and predictions (as deviations from 200 in units of 50).
 const RegressionOptions kPrices = {.target = "price", .unit = "EUR", .mean = 200, .deviation = 50};
 at::Tensor prices() { return at::tensor({150.0F, 250.0F, 200.0F, 300.0F}); }
@@ -37,7 +31,7 @@ at::Tensor predictions() { return at::tensor({-1.0F, 1.2F, 0.2F, 1.0F}).view({4,
 
 TEST_CASE("The loss of a regression is of standardised targets, its scores are in their units", "[tasks][regression]") {
   const auto task = task_of_values(kPrices);
-  const Batch batch = batch_of_values(predictions(), prices());
+  const Batch batch = batch_of(predictions(), prices());
   const double squares = 0 + 100 + 100 + 2500;
   CHECK(task->loss(predictions(), batch, true).loss.item<double>() == Approx(squares / 4 / 2500));
   RegressionScore score(kPrices);
@@ -58,15 +52,15 @@ TEST_CASE("The coefficient of determination keeps its digits far from 0 and has 
           "[tasks][regression]") {
   RegressionScore score({.mean = 1e7, .deviation = 1});
   const at::Tensor y = at::tensor({1e7, 1e7 + 1, 1e7 + 2}).to(at::kFloat), off = at::tensor({0.5F, 1.0F, 1.5F});
-  score.update(off, batch_of_values(off, y));
+  score.update(off, batch_of(off, y));
   CHECK(score.result().at("r2") == Approx(1 - 0.5 / 2));
   // The loss of exact predictions is 0, although float32 cannot hold the mean.
   const auto far = task_of_values({.mean = 1e8 + 0.5, .deviation = 1});
   const at::Tensor exact = at::tensor({-0.5F, 0.5F}), years = at::tensor({1e8, 1e8 + 1}, at::kDouble);
-  CHECK(far->loss(exact, batch_of_values(exact, years), true).loss.item<double>() == 0);
+  CHECK(far->loss(exact, batch_of(exact, years), true).loss.item<double>() == 0);
   RegressionScore equal({});
   const at::Tensor ones = at::ones({3});
-  equal.update(ones, batch_of_values(ones, ones));
+  equal.update(ones, batch_of(ones, ones));
   CHECK(std::isnan(equal.result().at("r2")));
   CHECK_THROWS_AS(task_of_values({.deviation = 0}), c10::ValueError);
 }

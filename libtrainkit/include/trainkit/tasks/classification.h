@@ -18,7 +18,7 @@ struct ClassificationOptions {
   /// Name of each class, in the order of the model's outputs. Empty: "0", "1", ... up to `classes`.
   std::vector<std::string> labels = {};
   int64_t classes = 0;
-  /// The value that stands for each class in the user's files, for scores.json. May be empty.
+  /// The value of each class in the user's files, for scores.json. May be empty.
   std::vector<int64_t> label_values = {};
   /// Field of the batches with the class of each row, (B) int64. A row with a negative one counts in no score.
   std::string label_field = "y";

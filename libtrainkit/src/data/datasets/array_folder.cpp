@@ -9,21 +9,20 @@
 #include "trainkit/arrays/array_file.h"
 #include "trainkit/core/data_error.h"
 #include "trainkit/core/status.h"
+#include "trainkit/io/folder_files.h"
 
 namespace trainkit {
 namespace {
 
 namespace fs = std::filesystem;
 
-/// Returns the names in `folder` that are folders or .npy files, in ascending order.
-std::vector<std::string> names_in(const std::string& folder, bool folders, std::error_code& error) {
+/// Returns the names of the folders in `folder`, in ascending order.
+std::vector<std::string> folders_in(const std::string& folder, std::error_code& error) {
   std::vector<std::string> names;
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
     const std::string name = entry->path().filename().string();
     std::error_code ignored;
-    const bool fits =
-        folders ? entry->is_directory(ignored) : entry->is_regular_file(ignored) && entry->path().extension() == ".npy";
-    if (fits && !name.starts_with('.')) names.push_back(name);
+    if (entry->is_directory(ignored) && !name.starts_with('.')) names.push_back(name);
   }
   std::sort(names.begin(), names.end());
   return names;
@@ -34,8 +33,8 @@ std::vector<std::string> names_in(const std::string& folder, bool folders, std::
 absl::StatusOr<std::shared_ptr<const ArrayFolder>> ArrayFolder::open(const std::string& root) {
   std::shared_ptr<ArrayFolder> folder(new ArrayFolder(root));
   std::error_code error;
-  for (const std::string& name : names_in(root, /*folders=*/true, error)) {
-    const auto files = names_in(root + "/" + name, /*folders=*/false, error);
+  for (const std::string& name : folders_in(root, error)) {
+    const auto files = list_files(root + "/" + name, {".npy"}, error).names;
     if (files.empty()) continue;
     for (const std::string& file : files) {
       folder->names_.push_back(name + "/" + file);
