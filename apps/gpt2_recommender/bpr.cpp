@@ -14,7 +14,7 @@
 #include <numeric>
 
 #include "core/device/gpu_operations.h"
-#include "core/tensors/vectorized.h"
+#include "trainkit/core/vectorized.h"
 #include "trainkit/nn/functional.h"
 
 namespace trainkit::rec {

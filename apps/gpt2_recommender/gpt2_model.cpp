@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/tensors/evaluation_mode.h"
+#include "trainkit/core/evaluation_mode.h"
 #include "trainkit/nn/functional.h"
 
 namespace trainkit::rec {
@@ -168,7 +168,7 @@ at::Tensor Gpt2Recommender::loss(const at::Tensor& users, const at::Tensor& posi
 
 RankingVectors Gpt2Recommender::vectors() {
   const c10::AutoGradMode no_grad(false);
-  const trainkit::detail::EvaluationMode evaluation(*this);
+  const trainkit::EvaluationMode evaluation(*this);
   const int64_t num_users = metadata_->num_users, num_items = metadata_->rows() - num_users;
   std::vector<at::Tensor> users, items;
   for (const at::Tensor& rows : first_rows(num_users).split(kVectorChunk)) {

@@ -10,12 +10,12 @@
 #include <cmath>
 #include <limits>
 
-#include "core/tensors/vectorized.h"
 #include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/random.h"
 #include "trainkit/core/status.h"
+#include "trainkit/core/vectorized.h"
 
 namespace trainkit::rec {
 namespace {

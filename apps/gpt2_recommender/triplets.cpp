@@ -9,10 +9,10 @@
 #include <algorithm>
 #include <limits>
 
-#include "core/tensors/vectorized.h"
 #include "gpt2_recommender/triplet_draw.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/random.h"
+#include "trainkit/core/vectorized.h"
 
 namespace trainkit::rec {
 namespace {

@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
-#include "core/files/new_files.h"
 #include "hsi_classification/perf.h"
 #include "trainkit/app/app.h"
 #include "trainkit/app/benchmark.h"
@@ -353,8 +352,7 @@ absl::StatusOr<int> run_benchmark_command(const std::string& command, const std:
     return 0;
   }
   TRAINKIT_RETURN_IF_ERROR(parser.check_used({}));
-  TRAINKIT_RETURN_IF_ERROR(
-      trainkit::detail::check_replaced("--json", options.json, earlier_results(), "a result of this command"));
+  TRAINKIT_RETURN_IF_ERROR(check_replaced("--json", options.json, earlier_results(), "a result of this command"));
   ProgramState ranks;
   TRAINKIT_ASSIGN_OR_RETURN(Bench bench, open_bench(parser, options, ranks));
   torch::manual_seed(0);

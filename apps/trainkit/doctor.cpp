@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "core/files/new_files.h"
 #include "trainkit/command.h"
 #include "trainkit/config/config.h"
 #include "trainkit/core/error.h"
@@ -154,7 +153,7 @@ absl::StatusOr<int> doctor_command(const Arguments& arguments) {
   TRAINKIT_RETURN_IF_ERROR(parser.check_used({}));
   if (flags.verify && flags.report.empty()) flags.report = "doctor-report.txt";
   // As probe_date() lets both forms begin.
-  TRAINKIT_RETURN_IF_ERROR(trainkit::detail::check_replaced(
+  TRAINKIT_RETURN_IF_ERROR(check_replaced(
       "--report", flags.report, {"report\n  date ", "{\n  \"report\": {\n    \"date\": "}, "a report of this command"));
   Findings findings;
   probe_machine(flags, findings);

@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include "core/files/new_files.h"
 #include "trainkit/command.h"
 #include "trainkit/config/config.h"
 #include "trainkit/core/error.h"
@@ -51,7 +50,6 @@ absl::StatusOr<int> report_command(const Arguments& given) {
   if (!wanted || folders.empty()) return 0;
   TRAINKIT_ASSIGN_OR_RETURN(const std::vector<std::string> runs, trainkit::detail::find_all_runs(folders));
   if (out.empty()) out = runs.size() == 1 ? runs[0] + "/report.html" : "report.html";
-  using trainkit::detail::check_replaced;
   TRAINKIT_RETURN_IF_ERROR(check_replaced("--out", out, {trainkit::detail::report_begin()}, "a report"));
   TRAINKIT_RETURN_IF_ERROR(check_replaced(
       "--csv", csv, {"run,program,outcome,", "run,outcome,steps,", "run,outcome,seconds,"}, "a report as csv"));

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "core/files/new_files.h"
 #include "trainkit/command.h"
 #include "trainkit/config/config.h"
 #include "trainkit/core/error.h"
@@ -319,8 +318,7 @@ absl::StatusOr<int> scale_command(const Arguments& arguments) {
   TRAINKIT_ASSIGN_OR_RETURN(const bool wanted, parse_or_print(parser, arguments));
   if (!wanted) return 0;
   TRAINKIT_RETURN_IF_ERROR(parser.check_used({}));
-  TRAINKIT_RETURN_IF_ERROR(
-      trainkit::detail::check_replaced("--plot", flags.plot, {kPlotBegin}, "a plot of this command"));
+  TRAINKIT_RETURN_IF_ERROR(check_replaced("--plot", flags.plot, {kPlotBegin}, "a plot of this command"));
   TRAINKIT_ASSIGN_OR_RETURN(const StepCost step, read_step(parser, flags));
   TRAINKIT_ASSIGN_OR_RETURN(const Cluster cluster, read_cluster(parser, flags));
   TRAINKIT_ASSIGN_OR_RETURN(const auto measured, read_measured(parser, flags));

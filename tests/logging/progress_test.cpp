@@ -83,7 +83,7 @@ TEST_CASE("A run of unknown length shows no total and no remaining time", "[logg
   ConsoleProgress progress(screen.stream());
   progress.begin({});
   progress.log({.step = 3, .epoch = 0.1, .values = {{"samples_per_second", 812}, {"data_wait_fraction", 0.43}}});
-  CHECK(screen.take() == "step 3 | epoch 0.10 | 812 samples/s | data wait 43%\n");
+  CHECK(screen.take() == "step 3 | epoch 0.10 | 812 rows/s | data wait 43%\n");
 }
 
 TEST_CASE("The bar shows step, time, epoch, loss, lr and throughput on one line", "[logging][progress]") {

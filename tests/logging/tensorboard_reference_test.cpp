@@ -41,8 +41,8 @@ TEST_CASE("EventAccumulator reads the logged tags, steps, values and texts", "[l
     auto logger = TensorBoardLogger::open(dir.path()).value();
     logger->log({.step = 10,
                  .epoch = 0.5,
-                 .values = {{"loss", 2.25}, {"a\nb", 1}},
-                 .lr = {1e-3, 5e-4},
+                 .values = {{"loss", 2.25}, {"a\nb", 1}, {"queue_depth", 3}},
+                 .lr = {1e-3, 1e-3, 5e-4},
                  .gpu_memory_bytes = {1 << 30}});
     logger->log({.step = 10, .epoch = 0.5, .split = "val", .values = {{"loss", 2.5}}, .lr = {1e-3}});
     logger->log_text({.step = 10, .tag = "sample", .text = "To be, or not\n| a | b |\x1b"});
@@ -56,9 +56,12 @@ TEST_CASE("EventAccumulator reads the logged tags, steps, values and texts", "[l
   CHECK(scalars.at("train/loss")[1][0] == 5'000'000'000);
   CHECK(scalars.at("train/loss")[1][1] == "nan");
   CHECK(scalars.at("train/a\\x0ab") == json({{10, 1.0}}));
-  CHECK(scalars.at("train/lr/0") == json({{10, double{1e-3f}}}));
-  CHECK(scalars.at("train/lr/1") == json({{10, double{5e-4f}}}));
-  CHECK(scalars.at("train/gpu_memory_bytes/0") == json({{10, 1073741824.0}}));
+  // A learning rate that several parameter groups have is one series.
+  CHECK(scalars.at("train/lr") == json({{10, double{1e-3f}}}));
+  CHECK_FALSE(scalars.contains("train/lr/1"));
+  CHECK(scalars.at("train/lr/2") == json({{10, double{5e-4f}}}));
+  CHECK(scalars.at("machine/queue_depth") == json({{10, 3.0}}));
+  CHECK(scalars.at("machine/gpu_memory_bytes/0") == json({{10, 1073741824.0}}));
   CHECK(scalars.at("train/epoch")[0] == json({10, 0.5}));
   CHECK(scalars.at("val/loss") == json({{10, 2.5}}));
   CHECK(scalars.at("val/lr") == json({{10, double{1e-3f}}}));

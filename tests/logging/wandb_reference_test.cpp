@@ -86,7 +86,7 @@ TEST_CASE("The official client records the logged values offline, and nowhere th
   CHECK(history[0]["train/lr"] == 1e-3);
   CHECK(history[0]["val/loss"] == 2.5);
   CHECK(history[1]["_step"] == 20);
-  CHECK(history[1]["train/gpu_memory_bytes/1"] == 6);
+  CHECK(history[1]["machine/gpu_memory_bytes/1"] == 6);
   CHECK(runs[1]["history"][0]["train/loss"] == 1.75);
 
   for (const auto& entry : std::filesystem::recursive_directory_iterator(dir.path())) {

@@ -71,7 +71,7 @@ TEST_CASE("The client gets the options, then each record and text as a line, the
   CHECK(got.find(R"("config":{"lr":"0.001","url":"http://***@h","wandb_api_key":"***"})") != std::string::npos);
   CHECK(got.find(R"("mode":"offline","name":"n","project":"p","resume":"allow"})") != std::string::npos);
   CHECK(
-      got.ends_with("\n{\"step\":3,\"epoch\":0,\"split\":\"train\",\"loss\":0.5,\"lr\":[0.001]}\n"
+      got.ends_with("\n{\"series\":{\"train/epoch\":0.0,\"train/loss\":0.5,\"train/lr\":0.001},\"step\":3}\n"
                     "{\"step\":3,\"tag\":\"sample\\\\x0a\",\"text\":\"a \\\"b\\\"\"}\n{\"finish\":true}\n"));
 }
 

@@ -69,7 +69,7 @@ TEST_CASE("A report shows the curves, the best score and the settings that are n
                            "1.00 MiB",
                            "predicted 1.00 MiB (+0.0%)",
                            "no test pixel of Oats",
-                           "Samples per second",
+                           "Rows per second",
                            "Learning rate",
                            "Gradient norm",
                            "Validation scores",
@@ -283,6 +283,28 @@ TEST_CASE("Several runs are overlaid, with tables of what differed and what came
         "run,outcome,steps,seconds,rate_per_second,best_step,best_val_loss,lr\n"
         "a,finished: finished,20,0.5,800,10,0.50000,0.1\n"
         "b,finished: finished,20,0.5,800,10,0.25000,0.2\n");
+  // The settings explain the outcome, of which the loss differs most: 0.25 of 0.5.
+  const size_t settings = page.find("What differed"), outcome = page.find("What came out");
+  CHECK(settings < outcome);
+  CHECK(page.find("best_val_loss", outcome) < page.find("<th scope=\"row\">program", outcome));
+  CHECK(page.find("best_val_loss", outcome) < page.find("<th scope=\"row\">steps", outcome));
+}
+
+TEST_CASE("A comparison shows figures of one kind in one format", "[logging][report]") {
+  const TempDir dir;
+  for (const char* name : {"a", "b"}) {
+    const double share = name[0] == 'a' ? 0.5 : 0.75;
+    LogRecord record = val_record(10, 1);
+    record.values.emplace_back("accuracy", share);
+    write_records(dir / name, {train_record(10, 1), record});
+    REQUIRE(write_summary(dir / name, {.steps = 10,
+                                       .best_metrics = {{"val_accuracy", share}},
+                                       .best_step = 10,
+                                       .scores = {{"real_memory_bytes", share * (1 << 30)}}})
+                .ok());
+  }
+  const std::string page = render_report({dir / "a", dir / "b"}).value();
+  CHECK_THAT(page, Contains(">50%<") && Contains(">75%<") && Contains(">512 MiB<"));
 }
 
 TEST_CASE("run.json lists each file before it has its name, and its digest when the session ends",

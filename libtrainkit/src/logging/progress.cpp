@@ -131,7 +131,7 @@ bool can_move_cursor(int fd) {
 /// Formats the first throughput in the record, for example "12.3k tokens/s".
 std::string throughput(const LogRecord& record) {
   constexpr std::pair<const char*, const char*> kRates[] = {{fields::kTokensPerSecond, "tokens"},
-                                                            {fields::kSamplesPerSecond, "samples"}};
+                                                            {fields::kSamplesPerSecond, "rows"}};
   for (const auto& [name, unit] : kRates) {
     if (const double* rate = record.find(name)) {
       return fmt::format("{} {}/s", format_count(*rate), unit);

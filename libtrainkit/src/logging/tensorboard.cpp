@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "logging/append_file.h"
+#include "logging/chart_series.h"
 #include "logging/escape_name.h"
 #include "logging/event_files.h"
-#include "logging/field_names.h"
 #include "logging/tf_event.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/format.h"
@@ -20,8 +20,6 @@
 
 namespace trainkit {
 namespace {
-
-namespace fields = detail::fields;
 
 constexpr std::string_view kPrefix = "events.out.tfevents.";
 constexpr std::string_view kSuffix = ".trainkit";
@@ -171,21 +169,9 @@ absl::StatusOr<std::unique_ptr<TensorBoardLogger>> TensorBoardLogger::open(
 
 void TensorBoardLogger::log(const LogRecord& record) {
   detail::EventBuilder event(wall_time(), record.step);
-  const std::string split = detail::escape_name(record.split) + "/";
-  const auto numbered = [&split](const char* name, size_t i) { return split + name + "/" + std::to_string(i); };
-  for (const auto& [name, value] : record.values)
-    event.scalar(split + detail::escape_name(name), static_cast<float>(value));
-  for (size_t i = 0; i < record.lr.size(); ++i) {
-    event.scalar(record.lr.size() == 1 ? split + fields::kLr : numbered(fields::kLr, i),
-                 static_cast<float>(record.lr[i]));
+  for (const auto& [name, value] : detail::chart_series(record)) {
+    event.scalar(detail::escape_name(name), static_cast<float>(value));
   }
-  for (size_t i = 0; i < record.gpu_memory_bytes.size(); ++i) {
-    event.scalar(numbered(fields::kGpuMemoryBytes, i), static_cast<float>(record.gpu_memory_bytes[i]));
-  }
-  for (size_t i = 0; i < record.gpu_utilisation.size(); ++i) {
-    event.scalar(numbered(fields::kGpuUtilisation, i), static_cast<float>(record.gpu_utilisation[i]));
-  }
-  event.scalar(split + fields::kEpoch, static_cast<float>(record.epoch));
   impl_->write(event);
 }
 

@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
@@ -6,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -17,6 +19,7 @@
 #include "core/base/mask_secrets.h"
 #include "core/files/new_files.h"
 #include "logging/append_file.h"
+#include "logging/chart_series.h"
 #include "logging/escape_name.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/format.h"
@@ -36,7 +39,7 @@ using nlohmann::json;
 //
 // The client is a Python child process connected by one socket pair, which is its standard input.
 //   Protocol: the first line has the options of wandb.init. The client answers one line: `ready`, `missing` (no wandb
-//   package) or `no_credentials`. Then come records as in metrics.jsonl and texts, and at last `finish`. The client
+//   package) or `no_credentials`. Then come steps with their series and texts, and at last `finish`. The client
 //   answers `done`, or `failed` at any time.
 //   No call waits, except create() and close(): sends and receives use MSG_DONTWAIT. Unsent lines are kept in pending_,
 //   up to kMaxPending; beyond that the logger fails once and drops records.
@@ -72,14 +75,6 @@ def has_credentials():
         return False
 
 
-def values_of(record, split):
-    for name, value in record.items():
-        if not isinstance(value, list):
-            yield f"{split}/{name}", float(value)
-        for i, item in enumerate(value if isinstance(value, list) else []):
-            yield f"{split}/{name}" if name == "lr" and len(value) == 1 else f"{split}/{name}/{i}", float(item)
-
-
 start = json.loads(lines.readline())
 spec = importlib.util.find_spec("wandb")
 if spec is None or spec.origin is None:
@@ -99,11 +94,11 @@ try:
         record = json.loads(line)
         if "finish" in record:
             break
-        step, split = record.pop("step"), record.pop("split", "")
+        step = record.pop("step")
         if "text" in record:
             run.log({record["tag"]: wandb.Html("<pre>" + html.escape(record["text"]) + "</pre>")}, step=step)
         else:
-            run.log(dict(values_of(record, split)), step=step)
+            run.log({name: float(value) for name, value in record["series"].items()}, step=step)
     run.finish()
     say(done=True)
 except BaseException as error:
@@ -368,7 +363,14 @@ absl::Status WandbLogger::check(const WandbOptions& options) {
   return Impl::start(options, "dry-run", "/dev/null", /*only_check=*/true).status();
 }
 
-void WandbLogger::log(const LogRecord& record) { impl_->send(to_json(record)); }
+void WandbLogger::log(const LogRecord& record) {
+  json series = json::object();
+  for (const auto& [name, value] : detail::chart_series(record)) {
+    // Python's float() reads the texts.
+    series[detail::escape_name(name)] = std::isfinite(value) ? json(value) : json(fmt::format("{}", value));
+  }
+  impl_->send(json{{"step", record.step}, {"series", std::move(series)}}.dump());
+}
 
 void WandbLogger::log_text(const LogText& text) {
   impl_->send(

@@ -6,7 +6,7 @@
 #include <set>
 #include <utility>
 
-#include "core/tensors/evaluation_mode.h"
+#include "trainkit/core/evaluation_mode.h"
 #include "onnx/onnx_builder.h"
 #include "onnx/onnx_file.h"
 #include "onnx/onnx_trace.h"
@@ -37,7 +37,7 @@ class EvaluationOnly {
   }
 
  private:
-  detail::EvaluationMode mode_;
+  EvaluationMode mode_;
   std::vector<at::Tensor> trained_;
 };
 

@@ -73,7 +73,7 @@ struct TimeAxis {
 Chart throughput_chart(const RunData& run) {
   const TimeAxis axis(run);
   const std::string metric = run.rate();  // looks at all records
-  const std::string unit = metric == fields::kTokensPerSecond ? "Tokens per second" : "Samples per second";
+  const std::string unit = metric == fields::kTokensPerSecond ? "Tokens per second" : "Rows per second";
   Chart chart{.title = unit, .y_format = ValueFormat::kCount, .from_zero = true};
   axis.label(chart);
   std::vector<ChartPoint> rates;

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <functional>
 #include <set>
@@ -174,10 +175,61 @@ std::string overlays(const std::vector<RunData>& runs, const std::vector<std::st
       [&](size_t i) { return smooth(points_by_time(runs[i], "train", fields::kLoss)); }, Kind::kLine,
       ValueFormat::kNumber);
   out += overlay(
-      "Samples per second, smoothed", names, false,
+      "Rows per second, smoothed", names, false,
       [&](size_t i) { return smooth(points_of(runs[i], "train", fields::kSamplesPerSecond)); }, Kind::kLine,
       ValueFormat::kCount);
   return out;
+}
+
+/// Returns the number that a figure is; NaN for another text.
+double number_of(const std::string& text) {
+  double value = kNan;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() ? value : kNan;
+}
+
+/// Returns how far the values of a row are apart: 0 for equal ones, infinity where texts differ, else the difference of
+/// the highest and the lowest number as a share of the largest magnitude.
+double spread_of(const ComparedRow& row) {
+  double low = INFINITY, high = -INFINITY;
+  bool is_text = false, is_equal = true;
+  for (const std::string& text : row.values) {
+    const double value = number_of(text);
+    is_equal = is_equal && text == row.values.front();
+    is_text = is_text || (std::isnan(value) && !text.empty());
+    low = std::fmin(low, value), high = std::fmax(high, value);
+  }
+  if (is_equal) return 0;
+  return is_text || !(high > low) ? INFINITY : (high - low) / std::max(std::abs(high), std::abs(low));
+}
+
+/// Returns the format of a figure as the charts and tiles of a run have it.
+ValueFormat format_of(const std::vector<RunData>& runs, const std::string& name) {
+  if (name.ends_with("_bytes")) return ValueFormat::kSize;
+  if (name.ends_with("seconds")) return ValueFormat::kDuration;
+  if (name.ends_with("_per_second")) return ValueFormat::kCount;
+  std::string metric = name;
+  for (const std::string_view prefix : {"best_", "final_", "val_"}) {
+    if (metric.starts_with(prefix)) metric.erase(0, prefix.size());
+  }
+  const bool is_share = std::ranges::all_of(runs, [&](const RunData& run) {
+    const auto names = score_names(run);
+    return std::ranges::find(names, metric) != names.end() && are_shares(points_of(run, "val", metric));
+  });
+  return is_share ? ValueFormat::kShare : ValueFormat::kNumber;
+}
+
+/// Returns the rows for readers: those that differ most first, figures of one kind in one format.
+std::vector<ComparedRow> for_readers(const std::vector<RunData>& runs, std::vector<ComparedRow> rows) {
+  std::ranges::stable_sort(rows, std::ranges::greater(), spread_of);
+  for (ComparedRow& row : rows) {
+    const ValueFormat format = format_of(runs, row.name);
+    for (std::string& text : row.values) {
+      const double value = number_of(text);
+      if (format != ValueFormat::kNumber && std::isfinite(value)) text = format_value(value, format);
+    }
+  }
+  return rows;
 }
 
 std::string rows_table(const std::string& label, const std::vector<std::string>& names,
@@ -207,10 +259,11 @@ std::string comparison_page(const std::vector<RunData>& runs) {
   const Comparison compared = compare(runs);
   const std::string charts = overlays(runs, compared.names);
   return fmt::format("<header><h1>{} runs</h1></header>\n", runs.size()) +
-         section("What came out", rows_table("What came out", compared.names, compared.outcome, /*numeric=*/true)) +
          section("What differed", compared.settings.empty()
                                       ? "<p>No setting apart from the folder.</p>\n"
                                       : rows_table("What differed", compared.names, compared.settings, false)) +
+         section("What came out",
+                 rows_table("What came out", compared.names, for_readers(runs, compared.outcome), true)) +
          section("Curves", charts.empty() ? "" : "<div class=\"charts\">\n" + charts + "</div>\n");
 }
 

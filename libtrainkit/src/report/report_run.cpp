@@ -68,11 +68,11 @@ std::string best_tile(const RunData& run) {
   const auto values = points_of(run, "val", metric);
   const ChartPoint best = best_of(values, run.higher_is_better());
   if (std::isfinite(best.y)) {
-    const std::string value = metric != fields::kLoss && are_shares(values) ? percent(best.y) : format_number(best.y);
-    return tile(
-        value, "best validation " + metric,
-        fmt::format("at step {:.0f}, first {}", best.x,
-                    metric != fields::kLoss && are_shares(values) ? percent(values[0].y) : format_number(values[0].y)));
+    const auto figure = [is_share = metric != fields::kLoss && are_shares(values)](double value) {
+      return is_share ? format_value(value, ValueFormat::kShare) : format_number(value);
+    };
+    return tile(figure(best.y), "best validation " + metric,
+                fmt::format("at step {:.0f}, first {}", best.x, figure(values[0].y)));
   }
   const auto losses = smooth(points_of(run, "train", fields::kLoss));
   if (losses.empty()) return "";
@@ -87,7 +87,7 @@ std::string rate_tile(const RunData& run) {
   }
   if (rates.empty()) return "";
   std::sort(rates.begin(), rates.end());
-  const std::string unit = metric == fields::kTokensPerSecond ? "tokens" : "samples";
+  const std::string unit = metric == fields::kTokensPerSecond ? "tokens" : "rows";
   return tile(format_count(rates[rates.size() / 2]), unit + " per second, median",
               fmt::format("lowest {}, highest {}", format_count(rates.front()), format_count(rates.back())));
 }

@@ -67,7 +67,7 @@ class RunFolder {
   void add_bad_samples(const std::string& part, const std::vector<BadSample>& samples);
 
   /// Prints the monitor's summary, closes the log and writes bad_samples.csv and summary.json. Every rank must call it,
-  /// since the list of bad samples covers all ranks. `scores` and `warnings` are those of summary.json.
+  /// since the list of unreadable rows covers all ranks. `scores` and `warnings` are those of summary.json.
   /// Returns the exit code of the process: 0, or 128 + the signal that stopped the run. Error: the first failure of a
   /// log (exit code 6).
   absl::StatusOr<int> finish(const TrainerResult& result, const Metrics& scores = {},
@@ -77,7 +77,7 @@ class RunFolder {
   RunFolder(std::string path, std::shared_ptr<ProcessGroup> group, std::unique_ptr<RunLogger> logger)
       : path_(std::move(path)), group_(std::move(group)), logger_(std::move(logger)) {}
   bool is_first() const { return !group_ || group_->rank() == 0; }
-  /// Writes the bad samples of all ranks, and returns their number per part as scores.
+  /// Writes the unreadable rows of all ranks, and returns their number per part as scores.
   absl::StatusOr<Metrics> write_bad_samples();
   void add_bad_line(std::string line);
   std::string path_;

@@ -206,6 +206,12 @@ absl::Status write_file_atomically(const Directory& directory, const std::string
 absl::Status write_file_atomically(const Directory& directory, const std::string& name, std::string_view bytes);
 absl::Status write_file_atomically(const Fs& fs, const std::string& path, std::string_view bytes);
 
+/// Refuses to replace a file, unless it is empty or begins with one of `begins`, as earlier outputs of the program do:
+/// cli.value (exit code 2). `flag` names the file and `kind` says what it should be ("a report"). OK if there is no
+/// file or `path` is empty.
+absl::Status check_replaced(const std::string& flag, const std::string& path, const std::vector<std::string>& begins,
+                            const std::string& kind);
+
 /// Splits "a/b/c" into {"a/b", "c"}, and "c" into {".", "c"}.
 std::pair<std::string, std::string> split_path(const std::string& path);
 

@@ -57,18 +57,6 @@ bool begins_with(const std::string& path, const std::vector<std::string>& begins
          std::any_of(begins.begin(), begins.end(), [&](const std::string& begin) { return found.starts_with(begin); });
 }
 
-absl::Status check_replaced(const std::string& flag, const std::string& path, const std::vector<std::string>& begins,
-                            const std::string& kind) {
-  std::error_code ignored;
-  if (path.empty() || !fs::is_regular_file(path, ignored) || begins_with(path, begins)) return absl::OkStatus();
-  return to_status({.exit_code = ExitCode::kUsage,
-                    .id = "cli.value",
-                    .where = flag,
-                    .problem = "the file exists and is not " + kind,
-                    .got = path,
-                    .expected = "a new file, or an earlier one of these"});
-}
-
 void watch_written_files(const std::string& folder, FileWatcher watcher) {
   auto made = std::make_shared<const Watched>(Watched{normal(folder + "/"), std::move(watcher)});
   const std::lock_guard lock(mutex());
@@ -87,3 +75,20 @@ void report_written_file(const std::string& path, const std::string& digest) {
 }
 
 }  // namespace trainkit::detail
+
+namespace trainkit {
+
+absl::Status check_replaced(const std::string& flag, const std::string& path, const std::vector<std::string>& begins,
+                            const std::string& kind) {
+  std::error_code ignored;
+  if (path.empty() || !std::filesystem::is_regular_file(path, ignored) || detail::begins_with(path, begins))
+    return absl::OkStatus();
+  return to_status({.exit_code = ExitCode::kUsage,
+                    .id = "cli.value",
+                    .where = flag,
+                    .problem = "the file exists and is not " + kind,
+                    .got = path,
+                    .expected = "a new file, or an earlier one of these"});
+}
+
+}  // namespace trainkit

@@ -20,11 +20,6 @@ absl::Status foreign_file(const std::string& path, const std::string& problem, c
 /// Returns whether a file begins with one of `begins`, or is empty. False if it cannot be read.
 bool begins_with(const std::string& path, const std::vector<std::string>& begins);
 
-/// Refuses to replace a file, unless it is empty or begins with one of `begins`, as earlier outputs do. `flag` names it
-/// and `kind` says what it should be ("a report"). OK if there is no file or `path` is empty.
-absl::Status check_replaced(const std::string& flag, const std::string& path, const std::vector<std::string>& begins,
-                            const std::string& kind);
-
 /// Called with the path of a file relative to the watched folder, and the digest of its new contents, before
 /// write_file_atomically() gives the file its name.
 using FileWatcher = std::function<void(const std::string& name, const std::string& digest)>;

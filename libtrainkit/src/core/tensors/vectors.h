@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "core/tensors/vectorized.h"
+#include "trainkit/core/vectorized.h"
 
 namespace trainkit::detail {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/tensors/vectorized.h"
+#include "trainkit/core/vectorized.h"
 
 namespace trainkit {
 namespace {

@@ -5,7 +5,7 @@
 #include <limits>
 #include <numeric>
 
-#include "core/tensors/vectorized.h"
+#include "trainkit/core/vectorized.h"
 #include "trainkit/core/random.h"
 
 namespace trainkit {

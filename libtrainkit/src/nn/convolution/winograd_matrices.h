@@ -1,7 +1,7 @@
 #pragma once
 /// The transforms of Winograd's convolutions F(m x m, 3 x 3), for blocks of vectors.
 
-#include "core/tensors/vectorized.h"
+#include "trainkit/core/vectorized.h"
 
 namespace trainkit::detail {
 

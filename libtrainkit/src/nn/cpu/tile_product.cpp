@@ -8,7 +8,7 @@
 #include <array>
 #include <utility>
 
-#include "core/tensors/vectorized.h"
+#include "trainkit/core/vectorized.h"
 
 namespace trainkit::detail {
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "core/tensors/evaluation_mode.h"
+#include "trainkit/core/evaluation_mode.h"
 #include "trainkit/core/random.h"
 #include "trainkit/nn/transformer.h"
 
@@ -48,7 +48,7 @@ std::vector<int64_t> generate(Transformer& model, const std::vector<int64_t>& pr
     TORCH_CHECK_INDEX(id >= 0 && id < config.vocab_size, "token ", id, " is outside the vocabulary of ",
                       config.vocab_size);
   }
-  const detail::EvaluationMode evaluation(*model);
+  const EvaluationMode evaluation(*model);
   const at::Device device = model->parameters().front().device();
   const int64_t slide = options.slide > 0 ? options.slide : std::max<int64_t>(config.block_size / 2, 1);
   RandomStream random(hash_key(options.seed));

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "core/tensors/evaluation_mode.h"
+#include "trainkit/core/evaluation_mode.h"
 #include "train/losses/counted_rows.h"
 #include "train/losses/rank_means.h"
 #include "train/losses/user_mistakes.h"
@@ -170,8 +170,8 @@ absl::Status for_each_batch(
   } catch (const absl::BadStatusOrAccess& error) {
     return error.status();
   }
-  std::vector<std::unique_ptr<detail::EvaluationMode>> modes;
-  for (int64_t i = 0; i < replicas; ++i) modes.push_back(std::make_unique<detail::EvaluationMode>(*devices.module(i)));
+  std::vector<std::unique_ptr<EvaluationMode>> modes;
+  for (int64_t i = 0; i < replicas; ++i) modes.push_back(std::make_unique<EvaluationMode>(*devices.module(i)));
   const auto visit_rows = [&](int64_t replica, const Batch& rows) {
     const c10::NoGradGuard no_grad;
     detail::with_precision(devices, replica, precision, [&] { visit(replica, *devices.module(replica), rows); });

@@ -1,12 +1,14 @@
 #pragma once
-// Modes of a module for a scope.
+/// Evaluation mode of a module for a scope.
 
 #include <torch/nn/module.h>
 
 #include <memory>
 #include <vector>
 
-namespace trainkit::detail {
+namespace trainkit {
+
+namespace detail {
 
 /// Sets a module and all parts of it at the end to the modes that they have at the beginning.
 class KeptModes {
@@ -38,13 +40,16 @@ class KeptModes {
   std::vector<bool> parts_were_training_;
 };
 
-/// Sets a module and all parts of it to evaluation mode, and at the end each of them to its own mode again.
+}  // namespace detail
+
+/// Sets a module and all parts of it to evaluation mode, and at the end of the scope each of them to its own mode
+/// again: parts that were kept in evaluation mode during training stay there. The module must outlive it.
 class EvaluationMode {
  public:
   explicit EvaluationMode(torch::nn::Module& module) : modes_(module) { module.eval(); }
 
  private:
-  KeptModes modes_;
+  detail::KeptModes modes_;
 };
 
-}  // namespace trainkit::detail
+}  // namespace trainkit
