@@ -190,7 +190,13 @@ class AppRun {
     TRAINKIT_RETURN_IF_ERROR(app_.on_results(context_, folder, tested_, page));
     TRAINKIT_RETURN_IF_ERROR(test->write(folder, tested_, page));
     TRAINKIT_RETURN_IF_ERROR(page.write(folder));
-    log_test(trained.logger, trained.result, tested_.scores, test->table(tested_));
+    // They come after the run's last checkpoint, so a run resumed from it logs them again (Logger::rewind).
+    const TrainerResult& result = trained.result;
+    trained.logger.log({.step = result.steps,
+                        .epoch = result.epochs,
+                        .split = "test",
+                        .values = {tested_.scores.begin(), tested_.scores.end()}});
+    trained.logger.log_text({.step = result.steps, .tag = "test", .text = test->table(tested_)});
     return tested_.scores;
   }
 
