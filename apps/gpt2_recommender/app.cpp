@@ -1,17 +1,39 @@
 #include "gpt2_recommender/app.h"
 
+#include <fmt/format.h>
+
 #include "gpt2_recommender/catalog.h"
-#include "gpt2_recommender/export.h"
-#include "gpt2_recommender/initial_rows.h"
+#include "gpt2_recommender/gpt2_model.h"
+#include "gpt2_recommender/recommend.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit::rec {
+namespace {
 
-std::vector<AppCommand> RecommenderApp::commands() {
-  std::vector<AppCommand> commands = recommend_commands(*this, options_);
-  commands.push_back(export_command(*this, options_));
-  return commands;
+/// Writes the adapters of `model` to `<results>/<name>` in peft's layout. Does nothing without --lora_rank.
+absl::Status save_adapters(const torch::nn::Module& model, const RecOptions& options, const RunOptions& run,
+                           const char* name) {
+  const auto* recommender = dynamic_cast<const Gpt2Recommender*>(&model);
+  if (!recommender || options.lora.rank == 0) return absl::OkStatus();
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string folder, results_dir(run));
+  return save_lora(*recommender->gpt2(), options.lora, folder + "/" + name);
 }
+
+/// Implements --merge_lora: writes GPT-2 with the adapters merged into its weights to `<folder>/merged`, in Hugging
+/// Face's layout. Restores the weights of `model` bit for bit.
+absl::Status save_merged(const torch::nn::Module& model, const std::string& folder) {
+  const auto* recommender = dynamic_cast<const Gpt2Recommender*>(&model);
+  if (!recommender) return absl::OkStatus();
+  GPT2Model gpt2 = recommender->gpt2();
+  merge_lora(*gpt2);
+  absl::Status saved = save_gpt2(*gpt2, folder + "/merged");
+  unmerge_lora(*gpt2);
+  return saved;
+}
+
+}  // namespace
+
+std::vector<AppCommand> RecommenderApp::commands() { return recommend_commands(*this, options_); }
 
 AppInfo RecommenderApp::info() const {
   return {
@@ -29,7 +51,7 @@ AppInfo RecommenderApp::info() const {
                    "trainkit-gpt2rec --data_dir ml-100k --resume latest",
                    "trainkit-gpt2rec recommend runs/gpt2rec --user 196 --top_n 20"},
       .help_flags = {"model", "gpt2", "use_cache", "lora_rank", "min_rating"},
-      .files = {kCatalogFile, kSplitFile},
+      .files = {kCatalogFile, kSplitFile, kSeenFile},
       .plan_example = plan_example};
 }
 
@@ -39,7 +61,10 @@ void RecommenderApp::add_flags(ConfigParser& parser) {
 }
 
 absl::StatusOr<int> RecommenderApp::write_demo_data(const std::string& folder, uint64_t seed) {
-  return rec::write_demo_data(folder, seed);
+  TRAINKIT_RETURN_IF_ERROR(write_demo_ratings(folder, {.seed = seed}));
+  print_line(
+      fmt::format("wrote {0}/ml-1m, {0}/ml-100k and {0}/recbole\ntry: trainkit-gpt2rec --data_dir {0}/ml-1m", folder));
+  return 0;
 }
 
 absl::Status RecommenderApp::resolve_options(const ConfigParser& parser, RunOptions& run, const MachineInfo& machine) {
@@ -73,6 +98,9 @@ absl::StatusOr<TrainingTask> RecommenderApp::open(RunContext& context) {
       .recipe = session_->recipe(placement, training),
       .training_set = training.rows(),
       .validation_set = validation.rows(),
+      .test = session_->test(),
+      .on_trained = [this, run = context.run](
+                        const torch::nn::Module& model) { return save_adapters(model, options_, run, "adapter"); },
       .loss = session_->loss(training, placement.devices),
       .validation_loss = session_->loss(validation, placement.devices),
       .make_optimizer =
@@ -85,8 +113,7 @@ absl::StatusOr<TrainingTask> RecommenderApp::open(RunContext& context) {
 }
 
 void RecommenderApp::configure(RunContext& context, TrainerOptions& options, DeviceReplicator& devices) {
-  options.monitor = options_.metric;
-  options.monitor_higher_is_better = true;
+  model_ = devices.module();
   options.release_memory = [&context, &devices] {
     const bool left = leave_cache_mode(devices);
     if (left) {
@@ -105,22 +132,20 @@ absl::Status RecommenderApp::on_evaluation(RunContext&, int64_t, Metrics& metric
 }
 
 absl::Status RecommenderApp::on_best(RunContext& context, const torch::nn::Module& model) {
-  return save_best_adapters(dynamic_cast<const Recommender&>(model), *session_, context.run);
+  return save_adapters(model, options_, context.run, "best_adapter");
 }
 
-absl::StatusOr<Metrics> RecommenderApp::test(RunContext& context, const TrainedModel& trained) {
-  best_step_ = trained.best->step();
-  if (!context.placement.is_first()) return Metrics{};
-  TRAINKIT_ASSIGN_OR_RETURN(scores_,
-                            write_results(context.run, *session_, trained.result, *trained.best,
-                                          dynamic_cast<Recommender&>(*trained.devices.module()), trained.logger));
-  const std::string warning = compare_with_popularity(trained.result.best_evaluation, scores_, options_.metric);
-  if (!warning.empty()) trained.logger.print("warning: " + warning);
-  return scores_.model.empty() ? Metrics{} : scores_.summary();
+absl::Status RecommenderApp::on_results(RunContext& context, const std::string& folder, TestedRows& tested,
+                                        ResultPage&) {
+  test_ = tested.scores;
+  if (tested.step >= 0) TRAINKIT_RETURN_IF_ERROR(on_best(context, *model_));
+  return options_.merge_lora ? save_merged(*model_, folder) : absl::OkStatus();
 }
 
-std::string RecommenderApp::describe_scores(const RunContext&, const TrainerResult& result, const Metrics&) const {
-  return describe_result(result, scores_, options_.metric, best_step_);
+absl::Status RecommenderApp::finish(RunContext& context, const TrainedModel& trained) {
+  const std::string warning = compare_with_popularity(trained.result.best_evaluation, test_, options_.metric);
+  if (!warning.empty()) context.print("warning: " + warning);
+  return absl::OkStatus();
 }
 
 absl::Status RecommenderApp::adapt_weights(RunContext&, const RunWeights& from, LoadWeightsOptions& options,

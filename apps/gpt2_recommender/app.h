@@ -5,8 +5,6 @@
 #include <string>
 
 #include "gpt2_recommender/options.h"
-#include "gpt2_recommender/recommend.h"
-#include "gpt2_recommender/results.h"
 #include "gpt2_recommender/session.h"
 #include "trainkit/app/app.h"
 
@@ -29,17 +27,17 @@ class RecommenderApp final : public App {
   absl::Status save(const RunOptions& run) const override { return session_->save(run); }
   absl::Status on_evaluation(RunContext& context, int64_t step, Metrics& metrics, DeviceReplicator& devices) override;
   absl::Status on_best(RunContext& context, const torch::nn::Module& model) override;
-  absl::StatusOr<Metrics> test(RunContext& context, const TrainedModel& trained) override;
-  std::string describe_scores(const RunContext& context, const TrainerResult& result,
-                              const Metrics& scores) const override;
+  absl::Status on_results(RunContext& context, const std::string& folder, TestedRows& tested,
+                          ResultPage& page) override;
+  absl::Status finish(RunContext& context, const TrainedModel& trained) override;
 
  private:
   RecOptions options_;
   std::string rounding_;  // line about a changed number of rows per step; empty if none
   std::optional<Session> session_;
-  std::optional<double> popularity_;  // its score in validation
-  TestScores scores_;
-  int64_t best_step_ = -1;
+  std::optional<double> popularity_;          // its score in validation
+  Metrics test_;                              // scores of the test
+  std::shared_ptr<torch::nn::Module> model_;  // of the first replica
 };
 
 }  // namespace trainkit::rec

@@ -1,5 +1,6 @@
 #pragma once
-/// Stores the users and items of a run next to its weights, so that recommendations need no other files.
+/// Stores the users, the items and what each user has chosen next to the weights of a run, so that recommendations need
+/// no other files.
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -8,12 +9,15 @@
 #include <string>
 
 #include "gpt2_recommender/interactions.h"
+#include "gpt2_recommender/options.h"
+#include "trainkit/app/app.h"
 
 namespace trainkit::rec {
 
 /// Names of the files in a run's folder.
 inline constexpr char kCatalogFile[] = "catalog.json";
 inline constexpr char kSplitFile[] = "split.tsv";
+inline constexpr char kSeenFile[] = "split.index";
 
 /// Writes ids and texts of users and items in the order of the model's rows: {"users": [[id, text], ...], "items":
 /// [...]}. Errors: exit code 6.
@@ -22,15 +26,23 @@ absl::Status save_catalog(const std::string& path, const Interactions& interacti
 /// Reads the users and items alone. Errors: weights.catalog (exit code 5) for a damaged file; those of MappedFile.
 absl::StatusOr<Interactions> load_entities(const std::string& catalog);
 
-/// Reads the users and items from `catalog`, and the interactions of all parts from the split file `split`. Times are
-/// 0. Errors: weights.catalog (exit code 5) for damaged files; those of TextFile.
-absl::StatusOr<Interactions> load_catalog(const std::string& catalog, const std::string& split);
-
 /// Returns the number of the entity of that id. cli.value (exit code 2) names `flag` for an unknown id.
 absl::StatusOr<int64_t> find_entity(const std::vector<Entity>& entities, const std::string& flag,
                                     const std::string& id);
 
-/// Returns the items of some users; row i of the result is users[i].
-UserItems items_of(const Interactions& interactions, std::span<const int64_t> users);
+/// Writes the items of each user: offsets of the users, (U + 1) int64, then the items of all users, (N) int32 (see
+/// docs/formats/rec-split.md). Errors: exit code 6.
+absl::Status save_seen(const std::string& path, const UserItems& seen);
+
+/// Reads the items of some users from a file of save_seen, and no other bytes; row i of the result is users[i]. The
+/// file has the users and items of `catalog`. Errors: weights.catalog (exit code 5) for a damaged file.
+absl::StatusOr<UserItems> load_seen(const std::string& path, const Interactions& catalog,
+                                    std::span<const int64_t> users);
+
+/// Implements App::adapt_weights: rows of users and items by the ids in the catalog of the weights' run, rows of
+/// GPT-2's vocabulary by character if that is the characters of the texts. Errors: those of load_entities;
+/// weights.meaning (exit code 5) if no user and no item is known.
+absl::Status adapt_rows(const RunWeights& from, const Interactions& interactions, const RecOptions& options,
+                        LoadWeightsOptions& load, RunFacts& facts);
 
 }  // namespace trainkit::rec

@@ -244,6 +244,14 @@ UserItems::UserItems(const Interactions& interactions, const Split& split, std::
   }
 }
 
+UserItems::UserItems(std::vector<std::vector<int32_t>> rows, int64_t num_items) : num_items_(num_items) {
+  for (auto& row : rows) {
+    std::sort(row.begin(), row.end());
+    items_.insert(items_.end(), row.begin(), row.end());
+    offsets_.push_back(size());
+  }
+}
+
 bool UserItems::contains(int64_t user, int32_t item) const {
   const auto items = of(user);
   return std::binary_search(items.begin(), items.end(), item);

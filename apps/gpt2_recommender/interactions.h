@@ -85,22 +85,14 @@ struct SplitOptions {
 /// Source of the rounding: recbole/data/dataset/dataset.py, Dataset._calcu_split_ids (RecBole 1.2.1).
 absl::StatusOr<Split> make_split(const Interactions& interactions, const SplitOptions& options);
 
-/// Write and read a split file (docs/formats/rec-split.md): one line per interaction with the ids of the data set's own
-/// files. load_split returns data.split with the line for an unknown, duplicate or missing pair and for an unknown
-/// part. So a split of another data set or filter is an error.
-absl::Status save_split(const std::string& path, const Interactions& interactions, const Split& split);
-absl::StatusOr<Split> load_split(const std::string& path, const Interactions& interactions);
-
-/// Reads the pairs of the split of a run, whatever their part, into `interactions`, which has its users and items.
-/// Times are 0. Errors: weights.catalog (exit code 5).
-absl::Status load_pairs(const std::string& path, Interactions& interactions);
-
 /// Holds the items of each user, ascending.
 class UserItems {
  public:
   UserItems() = default;
   /// Collects the interactions whose part is among `parts`.
   UserItems(const Interactions& interactions, const Split& split, std::initializer_list<Part> parts);
+  /// Takes the items of each user, in any order.
+  UserItems(std::vector<std::vector<int32_t>> rows, int64_t num_items);
 
   int64_t num_users() const { return static_cast<int64_t>(offsets_.size()) - 1; }
   int64_t num_items() const { return num_items_; }
@@ -109,11 +101,25 @@ class UserItems {
   }
   bool contains(int64_t user, int32_t item) const;
   int64_t size() const { return static_cast<int64_t>(items_.size()); }
+  /// Those of user u are items()[offsets()[u]] to items()[offsets()[u + 1] - 1].
+  std::span<const int64_t> offsets() const { return offsets_; }
+  std::span<const int32_t> items() const { return items_; }
 
  private:
   int64_t num_items_ = 0;
   std::vector<int64_t> offsets_ = {0};
   std::vector<int32_t> items_;
 };
+
+/// Write and read a split file (docs/formats/rec-split.md): one line per interaction with the ids of the data set's own
+/// files. load_split returns data.split with the line for an unknown, duplicate or missing pair and for an unknown
+/// part. So a split of another data set or filter is an error.
+absl::Status save_split(const std::string& path, const Interactions& interactions, const Split& split);
+absl::StatusOr<Split> load_split(const std::string& path, const Interactions& interactions);
+
+/// Reads the items of some users, in any part, from the split file of a run, whose users and items `catalog` has; row i
+/// of the result is users[i]. Errors: weights.catalog (exit code 5).
+absl::StatusOr<UserItems> seen_in_split(const std::string& path, const Interactions& catalog,
+                                        std::span<const int64_t> users);
 
 }  // namespace trainkit::rec

@@ -11,12 +11,13 @@
 namespace trainkit::rec {
 namespace {
 
-template <class Visit>
-absl::Status for_each_text(const Interactions& interactions, Visit visit) {
+/// Returns the texts of all users, followed by those of all items.
+std::vector<std::string_view> texts_of(const Interactions& interactions) {
+  std::vector<std::string_view> texts;
   for (const auto* entities : {&interactions.users, &interactions.items}) {
-    for (const Entity& entity : *entities) TRAINKIT_RETURN_IF_ERROR(visit(entity.text));
+    for (const Entity& entity : *entities) texts.emplace_back(entity.text);
   }
-  return absl::OkStatus();
+  return texts;
 }
 
 }  // namespace
@@ -32,10 +33,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> metadata_tokenizer(const Interactions
     return tokenizer;
   }
   std::string all = " ";
-  TRAINKIT_RETURN_IF_ERROR(for_each_text(interactions, [&](const std::string& text) {
-    all += text;
-    return absl::OkStatus();
-  }));
+  for (const std::string_view text : texts_of(interactions)) all += text;
   TRAINKIT_ASSIGN_OR_RETURN(auto tokenizer, CharTokenizer::from_text(all));
   TRAINKIT_ASSIGN_OR_RETURN(const auto blank, tokenizer->encode(" "));
   empty_id = blank.front();
@@ -46,14 +44,13 @@ absl::StatusOr<Metadata> tokenize_metadata(const Interactions& interactions, con
                                            int64_t max_tokens, TokenId empty_id) {
   std::vector<std::vector<TokenId>> rows;
   size_t longest = 1;
-  TRAINKIT_RETURN_IF_ERROR(for_each_text(interactions, [&](const std::string& text) -> absl::Status {
+  for (const std::string_view text : texts_of(interactions)) {
     TRAINKIT_ASSIGN_OR_RETURN(auto tokens, tokenizer.encode(text));
     if (tokens.empty()) tokens.push_back(empty_id);
     tokens.resize(std::min<size_t>(tokens.size(), max_tokens));
     longest = std::max(longest, tokens.size());
     rows.push_back(std::move(tokens));
-    return absl::OkStatus();
-  }));
+  }
   Metadata metadata{.num_users = interactions.num_users(), .vocab_size = tokenizer.vocab_size()};
   const auto width = static_cast<int64_t>(longest);
   metadata.ids = at::zeros({static_cast<int64_t>(rows.size()), width}, at::kLong);

@@ -10,8 +10,6 @@
 #include <cmath>
 #include <limits>
 
-#include "trainkit/core/data_error.h"
-#include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/random.h"
 #include "trainkit/core/status.h"
@@ -23,6 +21,8 @@ namespace {
 constexpr int64_t kUserBlock = 32;  // 474 KB of scores for 3,706 items: they stay in the L2 cache
 constexpr int64_t kDeviceBlock = 1024;
 constexpr int64_t kScoreChunk = 64;
+constexpr int64_t kScoreLanes = 16;
+constexpr int64_t kProductsPerScore = 8;  // scores in a product of matrices for the time of one alone
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
 /// Returns whether one of x[0..kScoreChunk) is at least `least`. Has no early exit, so that it vectorises.
@@ -160,92 +160,23 @@ void add_user(Sums& sums, const std::vector<char>& found, int64_t positives, int
   sums.hit += hits > 0;
 }
 
-/// Returns the positives and the sampled items of a user, each once. Per user it draws without replacement by a partial
-/// Fisher-Yates shuffle; per positive with replacement, and removes duplicates.
-std::vector<int32_t> draw_candidates(std::span<const int32_t> known, std::span<const int32_t> positives,
-                                     int64_t num_items, const RankingOptions& options, RandomStream random) {
-  std::vector<int32_t> unknown, drawn(positives.begin(), positives.end());
-  for (int32_t item = 0; item < num_items; ++item) {
-    if (!std::binary_search(known.begin(), known.end(), item)) unknown.push_back(item);
-  }
-  const int64_t count = options.sampled_negatives;
-  if (options.sampled_per_user) {
-    for (int64_t i = 0; i < count; ++i) std::swap(unknown[i], unknown[i + random.below(unknown.size() - i)]);
-    drawn.insert(drawn.end(), unknown.begin(), unknown.begin() + count);
-    return drawn;
-  }
-  for (int64_t i = 0; i < count * static_cast<int64_t>(positives.size()); ++i) {
-    drawn.push_back(unknown[random.below(unknown.size())]);
-  }
-  std::sort(drawn.begin(), drawn.end());
-  drawn.erase(std::unique(drawn.begin(), drawn.end()), drawn.end());
-  return drawn;
-}
-
-/// Collects the candidates of each user.
-class Candidates {
- public:
-  explicit Candidates(const Interactions& interactions) {
-    pairs_.users.resize(interactions.users.size());
-    pairs_.items.resize(interactions.items.size());
-  }
-  void add(int64_t user, const std::vector<int32_t>& items) {
-    pairs_.user.insert(pairs_.user.end(), items.size(), static_cast<int32_t>(user));
-    pairs_.item.insert(pairs_.item.end(), items.begin(), items.end());
-  }
-  UserItems finish() const {
-    return UserItems(pairs_, {"", std::vector<Part>(pairs_.user.size(), Part::kTest)}, {Part::kTest});
-  }
-
- private:
-  Interactions pairs_;
-};
-
-absl::StatusOr<UserItems> sampled_candidates(const Interactions& interactions, const Split& split,
-                                             const UserItems& positives, const RankingOptions& options) {
-  const UserItems known = options.part == Part::kTest || options.sampled_per_user
-                              ? UserItems(interactions, split, {Part::kTrain, Part::kValidation, Part::kTest})
-                              : UserItems(interactions, split, {Part::kTrain, Part::kValidation});
-  Candidates candidates(interactions);
-  for (int64_t user = 0; user < known.num_users(); ++user) {
-    const auto wanted = positives.of(user);
-    if (wanted.empty()) continue;
-    const int64_t unknown = known.num_items() - static_cast<int64_t>(known.of(user).size());
-    if (unknown < (options.sampled_per_user ? options.sampled_negatives : 1)) {
-      return to_status(
-          {.exit_code = ExitCode::kData,
-           .id = "data.split",
-           .where = fmt::format("user {}", interactions.users[user].id),
-           .problem = fmt::format("too few items for {} sampled negatives", options.sampled_negatives),
-           .got = fmt::format("{} items without an interaction", unknown),
-           .expected = fmt::format("at least {}", options.sampled_per_user ? options.sampled_negatives : 1),
-           .hint = "rank against all items: --sampled_negatives 0"});
+/// Computes scores[i] = user . items[chosen[i]] for rows of `dim` values. Sums in kScoreLanes partial sums, which the
+/// compiler keeps in vector registers, and then pairwise: the order of the additions is fixed.
+TRAINKIT_VECTORIZED void score_chosen(const float* user, const float* items, int64_t dim, const int32_t* chosen,
+                                      int64_t count, float* scores) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float* item = items + chosen[i] * dim;
+    float lanes[kScoreLanes] = {};
+    int64_t k = 0;
+    for (; k + kScoreLanes <= dim; k += kScoreLanes) {
+      for (int64_t l = 0; l < kScoreLanes; ++l) lanes[l] += user[k + l] * item[k + l];
     }
-    candidates.add(user, draw_candidates(known.of(user), wanted, known.num_items(), options,
-                                         RandomStream(hash_key(options.seed, 0xca4du, user))));
-  }
-  return candidates.finish();
-}
-
-absl::StatusOr<UserItems> listed_candidates(const Interactions& interactions, const UserItems& positives,
-                                            const std::string& path) {
-  TRAINKIT_ASSIGN_OR_RETURN(std::vector<std::vector<int32_t>> listed, read_negatives(path, interactions));
-  Candidates candidates(interactions);
-  for (int64_t user = 0; user < positives.num_users(); ++user) {
-    const auto wanted = positives.of(user);
-    if (wanted.empty()) continue;
-    std::vector<int32_t>& items = listed[static_cast<size_t>(user)];
-    if (items.empty()) {
-      return data_error("data.negatives", {.file = path},
-                        fmt::format("no line of user {}", interactions.users[user].id), "",
-                        "a line for each user with an interaction in this part");
+    for (int64_t l = 0; k < dim; ++k, ++l) lanes[l] += user[k] * item[k];
+    for (int64_t width = kScoreLanes / 2; width > 0; width /= 2) {
+      for (int64_t l = 0; l < width; ++l) lanes[l] += lanes[l + width];
     }
-    items.insert(items.end(), wanted.begin(), wanted.end());
-    std::sort(items.begin(), items.end());
-    items.erase(std::unique(items.begin(), items.end()), items.end());
-    candidates.add(user, items);
+    scores[i] = lanes[0];
   }
-  return candidates.finish();
 }
 
 }  // namespace
@@ -272,9 +203,29 @@ at::Tensor top_candidates(const at::Tensor& users, const at::Tensor& items, cons
   const c10::InferenceMode guard;
   at::Tensor lists = at::empty({users.size(0), k}, at::kLong);
   int64_t* out = lists.mutable_data_ptr<int64_t>();
-  for_each_row(users.cpu(), items.cpu(), [&](int64_t user, const float* scores) {
+  const auto search = [&](int64_t user, const auto& score_of) {
     TopList list(out + user * k, k, user);
-    for (const int32_t item : candidates.of(user)) list.offer(scores[item], item);
+    const auto chosen = candidates.of(user);
+    for (size_t i = 0; i < chosen.size(); ++i) list.offer(score_of(i, chosen[i]), chosen[i]);
+  };
+  if (candidates.size() * kProductsPerScore >= users.size(0) * items.size(0)) {
+    for_each_row(users.cpu(), items.cpu(), [&](int64_t user, const float* scores) {
+      search(user, [&](size_t, int32_t item) { return scores[item]; });
+    });
+    return lists;
+  }
+  const at::Tensor rows = users.to(at::kCPU, at::kFloat).contiguous(),
+                   table = items.to(at::kCPU, at::kFloat).contiguous();
+  const int64_t dim = rows.size(1);
+  at::parallel_for(0, rows.size(0), kUserBlock, [&](int64_t begin, int64_t end) {
+    std::vector<float> scores;
+    for (int64_t user = begin; user < end; ++user) {
+      const auto chosen = candidates.of(user);
+      scores.resize(chosen.size());
+      score_chosen(rows.const_data_ptr<float>() + user * dim, table.const_data_ptr<float>(), dim, chosen.data(),
+                   std::ssize(chosen), scores.data());
+      search(user, [&](size_t i, int32_t) { return scores[i]; });
+    }
   });
   return lists;
 }
@@ -323,7 +274,6 @@ absl::StatusOr<Ranking> Ranking::create(const Interactions& interactions, const 
   UserItems positives(interactions, split, {options.part});
   UserItems excluded = is_test ? UserItems(interactions, split, {Part::kTrain, Part::kValidation})
                                : UserItems(interactions, split, {Part::kTrain});
-  const UserItems train(interactions, split, {Part::kTrain});
   at::Tensor popularity = at::zeros({interactions.num_items()}, at::kFloat);
   for (int64_t i = 0; i < interactions.size(); ++i) {
     if (split.parts[i] == Part::kTrain)
@@ -353,11 +303,15 @@ at::Tensor Ranking::lists(const at::Tensor& users, const at::Tensor& items) cons
   return candidates_ ? top_candidates(users, items, *candidates_, k) : top_items(users, items, excluded_, k);
 }
 
-std::map<std::string, double> Ranking::score(const at::Tensor& users, const at::Tensor& items) const {
-  return ranking_scores(lists(users, items), positives_, options_.ks);
+at::Tensor Ranking::popular_lists() const {
+  return lists(at::ones({positives_.num_users(), 1}), popularity_.unsqueeze(1));
 }
 
-std::vector<ActivityGroup> Ranking::score_by_activity(const at::Tensor& users, const at::Tensor& items) const {
+std::map<std::string, double> Ranking::score(const at::Tensor& lists) const {
+  return ranking_scores(lists, positives_, options_.ks);
+}
+
+std::vector<ActivityGroup> Ranking::score_by_activity(const at::Tensor& model, const at::Tensor& popular) const {
   constexpr size_t kGroups = 4;
   std::vector<int64_t> activity;  // of the users with a positive
   const auto known = [&](int64_t user) { return static_cast<int64_t>(excluded_.of(user).size()); };
@@ -365,8 +319,6 @@ std::vector<ActivityGroup> Ranking::score_by_activity(const at::Tensor& users, c
     if (!positives_.of(user).empty()) activity.push_back(known(user));
   }
   std::sort(activity.begin(), activity.end());
-  const at::Tensor model = lists(users, items),
-                   popular = lists(at::ones({positives_.num_users(), 1}), popularity_.unsqueeze(1));
   std::vector<ActivityGroup> groups;
   std::vector<char> chosen(static_cast<size_t>(positives_.num_users()));
   for (size_t i = 0; i < kGroups && !activity.empty(); ++i) {
@@ -384,10 +336,6 @@ std::vector<ActivityGroup> Ranking::score_by_activity(const at::Tensor& users, c
     groups.push_back(std::move(group));
   }
   return groups;
-}
-
-std::map<std::string, double> Ranking::score_popularity() const {
-  return score(at::ones({positives_.num_users(), 1}), popularity_.unsqueeze(1));
 }
 
 }  // namespace trainkit::rec

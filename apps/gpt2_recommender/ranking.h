@@ -26,7 +26,8 @@ namespace trainkit::rec {
 at::Tensor top_items(const at::Tensor& users, const at::Tensor& items, const UserItems& excluded, int64_t k,
                      std::span<const int64_t> numbers = {});
 
-/// Returns the same among `candidates` only.
+/// Returns the same among `candidates` only. Scores these alone where they are few; where they are a large share of the
+/// items, one product of all is faster. On the CPU.
 at::Tensor top_candidates(const at::Tensor& users, const at::Tensor& items, const UserItems& candidates, int64_t k);
 
 /// Returns scores in 0..1 under names like "recall@10": recall, precision, ndcg, mrr (reciprocal rank of the first hit;
@@ -68,6 +69,28 @@ struct RankingOptions {
 absl::StatusOr<std::vector<std::vector<int32_t>>> read_negatives(const std::string& path,
                                                                  const Interactions& interactions);
 
+/// The items that a user has not chosen, ascending, without a list of them.
+class OtherItems {
+ public:
+  /// `chosen` is ascending and without duplicates, and must outlive this object.
+  OtherItems(std::span<const int32_t> chosen, int64_t num_items) : chosen_(chosen), num_items_(num_items) {}
+
+  size_t size() const { return static_cast<size_t>(num_items_) - chosen_.size(); }
+  /// Returns item `at` of them, by a binary search.
+  int32_t operator[](size_t at) const;
+
+ private:
+  std::span<const int32_t> chosen_;
+  int64_t num_items_;
+};
+
+/// Returns the positives of each user and the items drawn with RankingOptions::sampled_negatives, or those of the file
+/// of negatives `path`. Users without a positive have none. Errors: see Ranking::create.
+absl::StatusOr<UserItems> sampled_candidates(const Interactions& interactions, const Split& split,
+                                             const UserItems& positives, const RankingOptions& options);
+absl::StatusOr<UserItems> listed_candidates(const Interactions& interactions, const UserItems& positives,
+                                            const std::string& path);
+
 /// Scores models on one part of a split with one protocol.
 class Ranking {
  public:
@@ -76,15 +99,21 @@ class Ranking {
   static absl::StatusOr<Ranking> create(const Interactions& interactions, const Split& split,
                                         const RankingOptions& options);
 
-  /// Returns the ranking_scores of a model with these vectors (see top_items).
-  std::map<std::string, double> score(const at::Tensor& users, const at::Tensor& items) const;
+  /// Returns the lists (U, k) that a model with these vectors recommends (see top_items); k is the length of the
+  /// longest scored list.
+  at::Tensor lists(const at::Tensor& users, const at::Tensor& items) const;
+  /// Returns the lists of recommending the most popular items of the training part to every user: the baseline.
+  at::Tensor popular_lists() const;
 
-  /// Returns the scores of recommending the most popular items of the training part to every user: the baseline.
-  std::map<std::string, double> score_popularity() const;
-
-  /// Returns the scores of a model with these vectors and of popularity for users of low to high activity: the known
-  /// interactions of a user are those that are not to be found. At most four groups of about equal size.
-  std::vector<ActivityGroup> score_by_activity(const at::Tensor& users, const at::Tensor& items) const;
+  /// Returns the ranking_scores of lists, of a model with these vectors, and of popularity.
+  std::map<std::string, double> score(const at::Tensor& lists) const;
+  std::map<std::string, double> score(const at::Tensor& users, const at::Tensor& items) const {
+    return score(lists(users, items));
+  }
+  std::map<std::string, double> score_popularity() const { return score(popular_lists()); }
+  /// Returns the scores of the model's and popularity's lists for users of low to high activity: the known interactions
+  /// of a user are those that are not to be found. At most four groups of about equal size.
+  std::vector<ActivityGroup> score_by_activity(const at::Tensor& model, const at::Tensor& popular) const;
 
   /// Description of the protocol, to report with every score: "leave-one-out by time, full ranking of 3706 items".
   const std::string& protocol() const { return protocol_; }
@@ -95,7 +124,6 @@ class Ranking {
         positives_(std::move(positives)),
         excluded_(std::move(excluded)),
         popularity_(std::move(popularity)) {}
-  at::Tensor lists(const at::Tensor& users, const at::Tensor& items) const;
   RankingOptions options_;
   UserItems positives_;
   UserItems excluded_;

@@ -5,15 +5,17 @@
 #include <fmt/format.h>
 
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "gpt2_recommender/catalog.h"
 #include "gpt2_recommender/ranking.h"
-#include "gpt2_recommender/trained_vectors.h"
+#include "gpt2_recommender/session.h"
 #include "trainkit/app/placement.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/table.h"
+#include "trainkit/onnx/onnx.h"
 
 namespace trainkit::rec {
 namespace {
@@ -25,7 +27,33 @@ struct RecommendOptions {
   std::vector<std::string> history = {};
   std::vector<std::string> item = {};
   int64_t top_n = 20;
+  std::string tower = "user";
 };
+
+/// Reads the users and items of a run. Errors: exit code 5.
+absl::StatusOr<Interactions> open_catalog(const TrainedRun& run) {
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string catalog, run.file(kCatalogFile, "its users and items"));
+  return load_entities(catalog);
+}
+
+/// Reads the items of some users; row i of the result is users[i]. Runs of earlier versions have them in the split file
+/// alone.
+absl::StatusOr<UserItems> open_seen(const TrainedRun& run, const Interactions& catalog,
+                                    const std::vector<int64_t>& users) {
+  if (const auto index = run.file(kSeenFile, ""); index.ok()) return load_seen(*index, catalog, users);
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string split, run.file(kSplitFile, "its interactions"));
+  return seen_in_split(split, catalog, users);
+}
+
+/// Loads the model of a run and returns its vectors, on its device. Errors: exit code 5; 2 for several devices.
+absl::StatusOr<RankingVectors> load_vectors(const TrainedRun& run, const RecOptions& options,
+                                            const Interactions& catalog) {
+  TRAINKIT_ASSIGN_OR_RETURN(const auto metadata, read_metadata(options, catalog));
+  TRAINKIT_ASSIGN_OR_RETURN(const Predictor predictor,
+                            run.load([&] { return make_recommender(options, catalog, metadata); }));
+  const c10::InferenceMode inference;
+  return dynamic_cast<Recommender&>(predictor.model()).vectors();
+}
 
 absl::StatusOr<std::vector<int64_t>> find_all(const std::vector<Entity>& entities, const std::string& flag,
                                               const std::vector<std::string>& ids) {
@@ -59,21 +87,14 @@ absl::Status write_lists(const std::string& path, const Interactions& catalog,
 }
 
 /// Recommends to a person who is not in the training data: their vector is the mean of the vectors of their items.
-absl::Status recommend_to_new(const Interactions& catalog, const RankingVectors& vectors,
-                              const std::vector<int64_t>& history, int64_t top_n) {
-  Interactions person;
-  person.users.resize(1);
-  person.items.resize(catalog.items.size());
-  for (const int64_t item : history) {
-    person.user.push_back(0);
-    person.item.push_back(static_cast<int32_t>(item));
-  }
-  const UserItems seen(person, {"", std::vector<Part>(history.size(), Part::kTrain)}, {Part::kTrain});
+void recommend_to_new(const Interactions& catalog, const RankingVectors& vectors, const std::vector<int64_t>& history,
+                      int64_t top_n) {
+  const std::vector<int32_t> own(history.begin(), history.end());
+  const UserItems seen({own}, catalog.num_items());
   const at::Tensor rows = at::tensor(history, at::kLong).to(vectors.items.device());
   const at::Tensor mean = vectors.items.index_select(0, rows).mean(0, /*keepdim=*/true);
   print_list(fmt::format("a new user with {} items", history.size()), catalog.items,
              recommend(mean, vectors.items, seen, top_n).front());
-  return absl::OkStatus();
 }
 
 absl::StatusOr<int> run_recommend(const TrainedRun& run, const RecOptions& options, const RecommendOptions& asked) {
@@ -85,20 +106,23 @@ absl::StatusOr<int> run_recommend(const TrainedRun& run, const RecOptions& optio
   TRAINKIT_ASSIGN_OR_RETURN(const Interactions catalog, open_catalog(run));
   TRAINKIT_ASSIGN_OR_RETURN(std::vector<int64_t> users, find_all(catalog.users, "--user", asked.user));
   TRAINKIT_ASSIGN_OR_RETURN(const auto history, find_all(catalog.items, "--history", asked.history));
-  TRAINKIT_ASSIGN_OR_RETURN(const RankingVectors vectors, load_vectors(run, options, catalog));
-  const c10::InferenceMode inference;
-  if (!history.empty()) {
-    TRAINKIT_RETURN_IF_ERROR(recommend_to_new(catalog, vectors, history, asked.top_n));
-    return 0;
-  }
   const bool all = !asked.all_users.empty();
   if (all) {
     users.resize(catalog.users.size());
     std::iota(users.begin(), users.end(), 0);
   }
+  UserItems seen;
+  if (history.empty()) {
+    TRAINKIT_ASSIGN_OR_RETURN(seen, open_seen(run, catalog, users));
+  }
+  TRAINKIT_ASSIGN_OR_RETURN(const RankingVectors vectors, load_vectors(run, options, catalog));
+  const c10::InferenceMode inference;
+  if (!history.empty()) {
+    recommend_to_new(catalog, vectors, history, asked.top_n);
+    return 0;
+  }
   const at::Tensor rows = at::tensor(users, at::kLong).to(vectors.users.device());
-  const auto lists =
-      recommend(vectors.users.index_select(0, rows), vectors.items, items_of(catalog, users), asked.top_n, users);
+  const auto lists = recommend(vectors.users.index_select(0, rows), vectors.items, seen, asked.top_n, users);
   if (all) {
     TRAINKIT_RETURN_IF_ERROR(write_lists(asked.all_users, catalog, lists));
     print_line(fmt::format("wrote {} with {} users", asked.all_users, users.size()));
@@ -125,6 +149,42 @@ absl::StatusOr<int> run_similar(const TrainedRun& run, const RecOptions& options
   return 0;
 }
 
+/// The vectors of all users and items. A tower gets only numbers of known users or items, so its results can be stored.
+class Towers final : public torch::nn::Module {
+ public:
+  explicit Towers(const RankingVectors& vectors) : torch::nn::Module("Towers") {
+    users = register_buffer("user_vectors", vectors.users.to(at::kFloat).clone());
+    items = register_buffer("item_vectors", vectors.items.to(at::kFloat).clone());
+  }
+  at::Tensor users, items;
+};
+
+std::string ids_of(const std::vector<Entity>& entities) {
+  auto ids = nlohmann::json::array();
+  for (const Entity& entity : entities) ids.push_back(entity.id);
+  return ids.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+absl::StatusOr<OnnxModel> onnx_model(const TrainedRun& run, const RecOptions& options, const std::string& tower) {
+  TRAINKIT_ASSIGN_OR_RETURN(const Interactions catalog, open_catalog(run));
+  TRAINKIT_ASSIGN_OR_RETURN(const RankingVectors vectors, load_vectors(run, options, catalog));
+  const auto towers = std::make_shared<Towers>(vectors);
+  OnnxModel model{.module = towers, .inputs = {{tower, at::zeros({1}, at::kLong)}}, .forward = nullptr};
+  model.metadata["item_ids"] = ids_of(catalog.items);
+  if (tower == "item") {
+    model.outputs = {"vector"};
+    model.forward = [towers](const auto& inputs) { return std::vector{at::embedding(towers->items, inputs[0])}; };
+  } else {
+    model.metadata["user_ids"] = ids_of(catalog.users);
+    model.outputs = {"vector", "scores"};
+    model.forward = [towers](const auto& inputs) {
+      const at::Tensor user = at::embedding(towers->users, inputs[0]);
+      return std::vector{user, at::linear(user, towers->items)};
+    };
+  }
+  return model;
+}
+
 void add_top_n(ConfigParser& parser, RecommendOptions& asked) {
   parser.add("top_n", &asked.top_n, {.help = "Items per list.", .min = 1, .max = 100'000, .flag_only = true});
 }
@@ -149,12 +209,8 @@ std::vector<std::vector<ScoredItem>> recommend(const at::Tensor& users, const at
 std::vector<ScoredItem> similar_items(const at::Tensor& items, int64_t item, int64_t top_n) {
   const c10::InferenceMode inference;
   const at::Tensor unit = items.to(at::kFloat) / items.to(at::kFloat).norm(2, 1, /*keepdim=*/true).clamp_min(1e-12);
-  Interactions self;
-  self.users.resize(1);
-  self.items.resize(static_cast<size_t>(items.size(0)));
-  self.user = {0};
-  self.item = {static_cast<int32_t>(item)};
-  return recommend(unit.narrow(0, item, 1), unit, UserItems(self, {"", {Part::kTrain}}, {Part::kTrain}), top_n).front();
+  const std::vector<int32_t> self = {static_cast<int32_t>(item)};
+  return recommend(unit.narrow(0, item, 1), unit, UserItems({self}, items.size(0)), top_n).front();
 }
 
 std::vector<AppCommand> recommend_commands(App& app, const RecOptions& options) {
@@ -195,7 +251,16 @@ std::vector<AppCommand> recommend_commands(App& app, const RecOptions& options) 
                          },
                      .one_device = true,
                      .body = [&options, asked](TrainedRun& run) { return run_similar(run, options, *asked); }};
-  return {command_on_run(app, std::move(recommend)), command_on_run(app, std::move(similar))};
+  return {command_on_run(app, std::move(recommend)), command_on_run(app, std::move(similar)),
+          export_command(
+              app, [&options, asked](const TrainedRun& run) { return onnx_model(run, options, asked->tower); },
+              [asked](ConfigParser& parser) {
+                parser.add("tower", &asked->tower,
+                           {.help = "user: a user's vector and the scores of all items. item: an item's vector.",
+                            .choices = {"user", "item"},
+                            .flag_only = true});
+              },
+              {"tower"})};
 }
 
 }  // namespace trainkit::rec

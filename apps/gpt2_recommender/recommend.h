@@ -1,5 +1,5 @@
 #pragma once
-/// `trainkit-gpt2rec recommend` and `similar`: lists of items from a trained run.
+/// The commands that use a trained run: `trainkit-gpt2rec recommend`, `similar` and `export`.
 
 #include <ATen/core/Tensor.h>
 
@@ -28,6 +28,10 @@ std::vector<std::vector<ScoredItem>> recommend(const at::Tensor& users, const at
 std::vector<ScoredItem> similar_items(const at::Tensor& items, int64_t item, int64_t top_n);
 
 /// Returns the commands. `options` are those that app.add_flags binds.
+///
+/// export writes a tower as an ONNX file. That of users maps "user" (batch) int64 to "vector" (batch, D) and "scores"
+/// (batch, items); that of items maps "item" (batch) int64 to "vector" (batch, D). Users and items are numbers; the
+/// lists "user_ids" and "item_ids" in the file give their ids.
 std::vector<AppCommand> recommend_commands(App& app, const RecOptions& options);
 
 }  // namespace trainkit::rec

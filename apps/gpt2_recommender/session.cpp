@@ -3,10 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <optional>
 
 #include "core/device/gpu_kernel_support.h"
-#include "gpt2_recommender/adapters.h"
 #include "gpt2_recommender/catalog.h"
 #include "gpt2_recommender/gpt2_model.h"
 #include "trainkit/app/app.h"
@@ -46,9 +45,12 @@ absl::StatusOr<GPT2Model> make_gpt2(const RecOptions& options, const Metadata& m
                         .expected = fmt::format("at least {} and {}", metadata.vocab_size, metadata.max_tokens())});
     }
   }
-  if (options.lora.rank > 0) {
-    TRAINKIT_RETURN_IF_ERROR(add_adapters(*gpt2, options));
-  }
+  if (options.lora.rank == 0) return gpt2;
+  const absl::Status applied = apply_lora(*gpt2, options.lora);
+  std::optional<Error> error = error_of(applied);
+  if (error && error->field == "targets") error->field = "--lora_targets";
+  if (error) return to_status(*error, applied.code());
+  TRAINKIT_RETURN_IF_ERROR(applied);
   return gpt2;
 }
 
@@ -98,7 +100,7 @@ absl::StatusOr<Session> Session::open(const RunOptions& run, const RecOptions& o
   TRAINKIT_ASSIGN_OR_RETURN(auto metadata, read_metadata(options, interactions));
   ratings.rows = {};  // no longer needed: the interactions replace them
   return Session(options, std::move(ratings), std::move(interactions), std::move(split), std::move(validation),
-                 std::move(test), std::move(metadata));
+                 std::make_shared<RankingTest>(std::move(test), options.model, options.metric), std::move(metadata));
 }
 
 absl::StatusOr<std::shared_ptr<const TripletDataset>> Session::triplets(Part part) const {
@@ -111,7 +113,9 @@ std::shared_ptr<Recommender> Session::create_model(const RecOptions& options) co
 
 absl::Status Session::save(const RunOptions& run) const {
   TRAINKIT_RETURN_IF_ERROR(save_catalog(run.output_dir + "/" + kCatalogFile, interactions_));
-  return save_split(run.output_dir + "/" + kSplitFile, interactions_, split_);
+  TRAINKIT_RETURN_IF_ERROR(save_split(run.output_dir + "/" + kSplitFile, interactions_, split_));
+  return save_seen(run.output_dir + "/" + kSeenFile,
+                   UserItems(interactions_, split_, {Part::kTrain, Part::kValidation, Part::kTest}));
 }
 
 absl::StatusOr<TripletFeed> Session::feed(Part part, const RunOptions& run, const Placement& placement) const {
@@ -160,7 +164,7 @@ RunFacts Session::describe() const {
                            ratings_.path, ratings_.format, interactions_.size(), interactions_.num_users(),
                            interactions_.num_items(), split_.count(Part::kTrain), split_.count(Part::kValidation),
                            split_.count(Part::kTest))},
-      {"protocol", test_.protocol()}};
+      {"protocol", test_->protocol()}};
   if (metadata_) {
     facts.emplace_back(
         "texts", fmt::format("{} of up to {} tokens, vocabulary {}; GPT-2 {}, {}, {}", metadata_->rows(),
@@ -173,16 +177,6 @@ RunFacts Session::describe() const {
   }
   for (const std::string& note : ratings_.notes) facts.emplace_back("note", note);
   return facts;
-}
-
-absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) {
-  TRAINKIT_RETURN_IF_ERROR(write_demo_ratings(folder, {.seed = seed}));
-  std::fputs(fmt::format("wrote {0}/ml-1m, {0}/ml-100k and {0}/recbole\n"
-                         "try: trainkit-gpt2rec --data_dir {0}/ml-1m\n",
-                         folder)
-                 .c_str(),
-             stdout);
-  return 0;
 }
 
 }  // namespace trainkit::rec

@@ -13,7 +13,7 @@
 #include "gpt2_recommender/metadata.h"
 #include "gpt2_recommender/models.h"
 #include "gpt2_recommender/options.h"
-#include "gpt2_recommender/ranking.h"
+#include "gpt2_recommender/ranking_test.h"
 #include "gpt2_recommender/triplets.h"
 #include "trainkit/app/placement.h"
 #include "trainkit/report/summary.h"
@@ -43,10 +43,9 @@ class Session {
   static absl::StatusOr<Session> open(const RunOptions& run, const RecOptions& options);
 
   const Interactions& interactions() const { return interactions_; }
-  const Split& split() const { return split_; }
   const RecOptions& options() const { return options_; }
   const Ranking& validation() const { return validation_; }
-  const Ranking& test() const { return test_; }
+  const std::shared_ptr<RankingTest>& test() const { return test_; }
 
   /// Returns the triplets of the training or validation part. Errors: those of TripletDataset::create.
   absl::StatusOr<std::shared_ptr<const TripletDataset>> triplets(Part part) const;
@@ -59,8 +58,8 @@ class Session {
   /// Makes a model with other sizes or another mode.
   std::shared_ptr<Recommender> create_model(const RecOptions& options) const;
 
-  /// Writes catalog.json and split.tsv into the run's folder, so that the run can be used without the data set. Errors:
-  /// exit code 6.
+  /// Writes catalog.json, split.tsv and its index into the run's folder, so that the run can be used without the data
+  /// set. Errors: exit code 6.
   absl::Status save(const RunOptions& run) const;
 
   /// Returns the BPR loss for batches of `feed` (or of its triplets) and models of create_model, on any of `devices`.
@@ -77,8 +76,8 @@ class Session {
   RunFacts describe() const;
 
  private:
-  Session(RecOptions options, Ratings ratings, Interactions interactions, Split split, Ranking validation, Ranking test,
-          std::shared_ptr<const Metadata> metadata)
+  Session(RecOptions options, Ratings ratings, Interactions interactions, Split split, Ranking validation,
+          std::shared_ptr<RankingTest> test, std::shared_ptr<const Metadata> metadata)
       : options_(std::move(options)),
         ratings_(std::move(ratings)),
         interactions_(std::move(interactions)),
@@ -90,7 +89,8 @@ class Session {
   Ratings ratings_;
   Interactions interactions_;
   Split split_;
-  Ranking validation_, test_;
+  Ranking validation_;
+  std::shared_ptr<RankingTest> test_;
   std::shared_ptr<const Metadata> metadata_;  // nullptr for bpr_mf
 };
 
@@ -110,8 +110,5 @@ std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replica
 /// Frees the caches of GPT-2's output on all devices and switches to dynamic mode, which gives the same loss. Returns
 /// false if no model has a cache.
 bool leave_cache_mode(DeviceReplicator& devices);
-
-/// Implements --make_demo_data: writes a data set in each format, in folders of their names.
-absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed);
 
 }  // namespace trainkit::rec

@@ -101,18 +101,20 @@ absl::StatusOr<Split> load_split(const std::string& path, const Interactions& in
   return split;
 }
 
-absl::Status load_pairs(const std::string& path, Interactions& interactions) {
+absl::StatusOr<UserItems> seen_in_split(const std::string& path, const Interactions& catalog,
+                                        std::span<const int64_t> users) {
+  std::vector<std::vector<size_t>> asked(catalog.users.size());  // rows of each user
+  for (size_t i = 0; i < users.size(); ++i) asked[static_cast<size_t>(users[i])].push_back(i);
+  std::vector<std::vector<int32_t>> rows(users.size());
   const auto file = open_split(path);
   const auto visit = [&](int64_t line, std::string_view, int32_t user, int32_t item, Part) {
     if (user < 0) return file->bad(line, "", "not an interaction of a known user and item");
-    interactions.user.push_back(user);
-    interactions.item.push_back(item);
+    for (const size_t row : asked[static_cast<size_t>(user)]) rows[row].push_back(item);
     return absl::OkStatus();
   };
-  const absl::Status read = file.ok() ? for_each_pair(*file, interactions, visit).status() : file.status();
-  interactions.time.resize(interactions.user.size());
-  interactions.has_times = false;
-  return reclassify(read, ExitCode::kWeights, "weights.catalog");
+  const absl::Status read = file.ok() ? for_each_pair(*file, catalog, visit).status() : file.status();
+  if (!read.ok()) return reclassify(read, ExitCode::kWeights, "weights.catalog");
+  return UserItems(std::move(rows), catalog.num_items());
 }
 
 }  // namespace trainkit::rec

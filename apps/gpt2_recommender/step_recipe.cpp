@@ -31,54 +31,40 @@ class DifferentTriplets final : public Dataset {
   std::vector<FieldSpec> fields_;
 };
 
+using Change = void (*)(RecOptions& options);
+
 /// Adds smaller models, and models without a cache, to a recipe, with the flags that select them.
-class Choices {
- public:
-  Choices(const Session& session, StepRecipe& recipe) : session_(session), recipe_(recipe) {}
-
-  void add_all() {
-    const RecOptions& own = session_.options();
-    if (own.embed_dim > 1)
-      add(recipe_.smaller, fmt::format("--embed_dim {}", own.embed_dim / 2),
-          [](RecOptions& other) { other.embed_dim /= 2; });
-    if (own.model != "gpt2") return;
-    if (own.gpt2.empty()) add_random_sizes(own);
-    if (!own.freeze_gpt2 && own.lora.rank == 0) {
-      add(recipe_.smaller, "--freeze_gpt2 --no-use_cache", [](RecOptions& other) {
-        other.freeze_gpt2 = true;
-        other.use_cache = false;
-      });
-      add(recipe_.smaller, "--lora_rank 8", [](RecOptions& other) { other.lora.rank = 8; });
-    }
-    if (own.is_cached()) {
-      add(recipe_.without_cache, "--no-use_cache", [](RecOptions& other) { other.use_cache = false; });
-    }
-  }
-
- private:
-  void add_random_sizes(const RecOptions& own) {
-    if (const int64_t narrow = own.sizes.n_embd / 2; narrow > 0 && narrow % own.sizes.n_head == 0) {
-      add(recipe_.smaller, fmt::format("--n_embd {}", narrow), [](RecOptions& other) { other.sizes.n_embd /= 2; });
-    }
-    if (own.sizes.n_layer > 1) {
-      add(recipe_.smaller, fmt::format("--n_layer {}", own.sizes.n_layer / 2),
-          [](RecOptions& other) { other.sizes.n_layer /= 2; });
-    }
-  }
-
-  template <class Change>
-  void add(std::vector<StepRecipe::Choice>& list, std::string flag, Change change) {
-    RecOptions other = session_.options();
+void add_choices(const Session& session, StepRecipe& recipe) {
+  const RecOptions& own = session.options();
+  const auto add = [&](std::vector<StepRecipe::Choice>& list, std::string flag, Change change) {
+    RecOptions other = own;
     change(other);
-    list.emplace_back(std::move(flag), [&session = session_, other](StepRecipe& recipe) {
-      recipe.make_model = [&session, other] { return session.create_model(other); };
-      recipe.cache_bytes += session.device_tables_bytes(other) - session.device_tables_bytes(session.options());
+    list.emplace_back(std::move(flag), [&session, other](StepRecipe& changed) {
+      changed.make_model = [&session, other] { return session.create_model(other); };
+      changed.cache_bytes += session.device_tables_bytes(other) - session.device_tables_bytes(session.options());
     });
+  };
+  if (own.embed_dim > 1) {
+    add(recipe.smaller, fmt::format("--embed_dim {}", own.embed_dim / 2), [](RecOptions& o) { o.embed_dim /= 2; });
   }
-
-  const Session& session_;
-  StepRecipe& recipe_;
-};
+  if (own.model != "gpt2") return;
+  const int64_t narrow = own.sizes.n_embd / 2;
+  if (own.gpt2.empty() && narrow > 0 && narrow % own.sizes.n_head == 0) {
+    add(recipe.smaller, fmt::format("--n_embd {}", narrow), [](RecOptions& o) { o.sizes.n_embd /= 2; });
+  }
+  if (own.gpt2.empty() && own.sizes.n_layer > 1) {
+    add(recipe.smaller, fmt::format("--n_layer {}", own.sizes.n_layer / 2),
+        [](RecOptions& o) { o.sizes.n_layer /= 2; });
+  }
+  if (!own.freeze_gpt2 && own.lora.rank == 0) {
+    add(recipe.smaller, "--freeze_gpt2 --no-use_cache", [](RecOptions& o) {
+      o.freeze_gpt2 = true;
+      o.use_cache = false;
+    });
+    add(recipe.smaller, "--lora_rank 8", [](RecOptions& o) { o.lora.rank = 8; });
+  }
+  if (own.is_cached()) add(recipe.without_cache, "--no-use_cache", [](RecOptions& o) { o.use_cache = false; });
+}
 
 }  // namespace
 
@@ -132,7 +118,7 @@ StepRecipe Session::recipe(const Placement& placement, const TripletFeed& feed) 
     auto* model = dynamic_cast<Gpt2Recommender*>(&module);
     return {model ? model->fill_cache_for_recording() : at::Tensor()};
   };
-  Choices(*this, recipe).add_all();
+  add_choices(*this, recipe);
   return recipe;
 }
 

@@ -8,7 +8,6 @@
 #include <optional>
 
 #include "gpt2_recommender/entity_table.h"
-#include "gpt2_recommender/table_header.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
@@ -16,6 +15,84 @@ namespace trainkit::rec::detail {
 namespace {
 
 using Fields = std::vector<std::string_view>;
+
+bool contains_digit(std::string_view text) {
+  return std::any_of(text.begin(), text.end(), [](unsigned char c) { return absl::ascii_isdigit(c); });
+}
+
+/// Judges the first line of a table by the other lines.
+///
+/// It is data if its user or item is in another line (other than a copy of line 1), since names of columns are no ids.
+/// It has names if a column has text in line 1 and numbers everywhere else, or no digit in line 1 and digits everywhere
+/// else. Otherwise a number in line 1 makes it data. Unclear: lines with text only, and lines with signs of both.
+class FirstLine {
+ public:
+  /// `first` are the fields of line 1. `user` and `item` are the positions of these columns.
+  FirstLine(const Fields& first, size_t user, size_t item) : ids_{user, item} {
+    for (const std::string_view field : first) {
+      const std::string_view text = trimmed(field);
+      columns_.push_back({.text = std::string(text),
+                          .is_number = parse_time(text).has_value(),  // also a date
+                          .has_digit = contains_digit(text)});
+    }
+  }
+
+  /// Takes the fields of another line.
+  void see(const Fields& fields) {
+    const bool is_copy =
+        std::equal(fields.begin(), fields.end(), columns_.begin(), columns_.end(),
+                   [](std::string_view field, const Column& column) { return trimmed(field) == column.text; });
+    if (is_copy) return;
+    for (const size_t id : ids_) {
+      if (id < fields.size() && id < columns_.size() && trimmed(fields[id]) == columns_[id].text) repeats_ = true;
+    }
+    for (size_t i = 0; i < std::min(fields.size(), columns_.size()); ++i) {
+      Column& column = columns_[i];
+      const std::string_view text = trimmed(fields[i]);
+      if (text.empty() || !column.may_be_name()) continue;
+      ++column.others;
+      column.others_are_numbers = column.others_are_numbers && parse_time(text).has_value();
+      column.others_have_digits = column.others_have_digits && contains_digit(text);
+    }
+  }
+  /// Takes that a column of ids has the usual name of one.
+  void see_usual_name() { has_name_ = true; }
+  /// Takes that another table has the user or the item.
+  void see_known_id() { repeats_ = true; }
+
+  /// Whether the line has names; nullopt if that is unclear.
+  std::optional<bool> has_names() const {
+    if (repeats_) return false;
+    const bool named = has_name_ || any_column([](const Column& c) { return c.others > 0 && c.may_be_name(); });
+    // pandas names the columns of a table without names 0, 1, 2, ...
+    bool counts = columns_.size() >= 3;
+    for (size_t i = 0; i < columns_.size(); ++i) counts = counts && columns_[i].text == std::to_string(i);
+    if (counts || named == any_column([](const Column& c) { return c.is_number; })) return std::nullopt;
+    return named;
+  }
+  /// Whether further lines cannot change the verdict.
+  bool is_settled() const {
+    if (repeats_) return true;
+    return !has_name_ && !any_column([](const Column& c) { return c.may_be_name(); }) && has_names() == false;
+  }
+
+ private:
+  struct Column {
+    std::string text;
+    bool is_number = false, has_digit = false;
+    int64_t others = 0;
+    bool others_are_numbers = true, others_have_digits = true;
+
+    bool may_be_name() const {
+      return !text.empty() && !is_number && (others_are_numbers || (!has_digit && others_have_digits));
+    }
+  };
+  bool any_column(bool (*is)(const Column&)) const { return std::any_of(columns_.begin(), columns_.end(), is); }
+
+  std::vector<Column> columns_;
+  size_t ids_[2];
+  bool repeats_ = false, has_name_ = false;
+};
 
 /// Returns a column's name in lower case without punctuation and RecBole's type: "userid" for "user_id:token".
 std::string plain_name(std::string_view name) {
@@ -198,7 +275,7 @@ class Events {
       if (!more) break;
       line_1.see(table_.fields());
     }
-    if (line_1.verdict() != FirstLine::Verdict::kUnclear) return line_1.verdict() == FirstLine::Verdict::kNames;
+    if (const auto named = line_1.has_names()) return *named;
     return table_.bad_line(1, "", "is either the names of the columns or data",
                            fmt::format("{}", fmt::join(first, ", ")), "",
                            "--header yes for names, --header no for data");

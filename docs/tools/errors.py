@@ -37,8 +37,7 @@ COMPOSED = {
     "apps/gpt2_recommender/recbole.cpp": [("data", r'"(ratings|users|items)"')],
     "apps/gpt2_recommender/tables.cpp": [("data", r'\.kind = "(\w+)"')],
     "apps/gpt2_recommender/split_file.cpp": [("data", r'\.kind = "(\w+)"')],
-    "apps/gpt2_recommender/catalog.cpp": [("data", r'\.kind = "(\w+)"')],
-    "apps/gpt2_recommender/negatives_file.cpp": [("data", r'\.kind = "(\w+)"')],
+    "apps/gpt2_recommender/candidates.cpp": [("data", r'\.kind = "(\w+)"')],
 }
 
 EXIT_CODES = [  # (name in core/error.h, number, meaning)

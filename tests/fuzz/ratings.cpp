@@ -1,5 +1,5 @@
-// Files of the recommender: a table, RecBole's and MovieLens' files; a split, a catalog and negatives of a fixed data
-// set.
+// Files of the recommender: a table, RecBole's and MovieLens' files; a split, its index, a catalog and negatives of a
+// fixed data set.
 #include "gpt2_recommender/ratings.h"
 
 #include <cmath>
@@ -81,8 +81,13 @@ int test_one_input(const uint8_t* data, size_t size) {
   read_split(bytes);
   const auto negatives = rec::read_negatives(write_bytes("test.negative", bytes), interactions());
   if (!negatives.ok()) require_named(negatives.status(), {"data."});
-  const auto catalog = rec::load_catalog(write_bytes("catalog.json", bytes), write_bytes("split.tsv", kSplit));
-  if (!catalog.ok()) require_named(catalog.status(), {"weights.catalog", "data."});
+  const auto catalog = rec::load_entities(write_bytes("catalog.json", bytes));
+  if (!catalog.ok()) require_named(catalog.status(), {"weights.catalog"});
+  const int64_t users[] = {1, 0};
+  for (const auto& seen : {rec::seen_in_split(write_bytes("split.tsv", bytes), interactions(), users),
+                           rec::load_seen(write_bytes("split.index", bytes), interactions(), users)}) {
+    if (!seen.ok()) require_named(seen.status(), {"weights.catalog"});
+  }
   return 0;
 }
 

@@ -81,7 +81,7 @@ TestedRows test_seven_rows(const Task& task) {
   const auto dataset = std::make_shared<TensorDataset>(TensorDataset({{"x", scores}, {"y", labels}}));
   auto loader = Prefetcher::create(dataset, SequentialSampler(7), {.batch_size = 3}).value();
   auto devices = DeviceReplicator::create([] { return torch::nn::Linear(1, 1).ptr(); }, {.cpu_replicas = 2}).value();
-  return task.test(*devices, *loader, 7, Precision::kFp32, nullptr).value();
+  return task.test(*devices, loader.get(), 7, Precision::kFp32, nullptr).value();
 }
 
 }  // namespace

@@ -94,12 +94,13 @@ absl::Status Task::add_scores(ProcessGroup* group, Metrics& metrics) const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<TestedRows> Task::test(DeviceReplicator& devices, Prefetcher& loader, int64_t rows, Precision precision,
+absl::StatusOr<TestedRows> Task::test(DeviceReplicator& devices, Prefetcher* loader, int64_t rows, Precision precision,
                                       ProcessGroup* group) const {
+  TORCH_CHECK_VALUE(loader, "Task::test: no loader of the rows to test");
   detail::ReplicaScores scores(score_);
   std::vector<ReplicaRows> parts(static_cast<size_t>(devices.replicas()));
   TRAINKIT_RETURN_IF_ERROR(
-      for_each_batch(devices, loader, precision, [&](int64_t replica, torch::nn::Module& model, const Batch& batch) {
+      for_each_batch(devices, *loader, precision, [&](int64_t replica, torch::nn::Module& model, const Batch& batch) {
         // Skip padding rows, which make ranks equal in length: each row counts once.
         const Batch own = batch.slice(0, batch.size() - batch.padding_rows());
         if (own.size() == 0) return;
@@ -111,7 +112,7 @@ absl::StatusOr<TestedRows> Task::test(DeviceReplicator& devices, Prefetcher& loa
         part.truth.push_back(truth(own).clone());  // the loader reuses the batch's memory
       }));
   TestedRows tested;
-  tested.bad_samples = loader.bad_samples();
+  tested.bad_samples = loader->bad_samples();
   const c10::InferenceMode inference;
   TRAINKIT_ASSIGN_OR_RETURN(tested.predictions, gather(parts, &ReplicaRows::predictions, rows, group));
   TRAINKIT_ASSIGN_OR_RETURN(tested.truth, gather(parts, &ReplicaRows::truth, rows, group));

@@ -9,7 +9,6 @@
 
 #include "apps/rec/rec_place.h"
 #include "gpt2_recommender/catalog.h"
-#include "gpt2_recommender/initial_rows.h"
 #include "gpt2_recommender/models.h"
 #include "trainkit/train/weights.h"
 

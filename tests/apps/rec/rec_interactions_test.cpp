@@ -202,17 +202,25 @@ TEST_CASE("A run's catalog and split give its pairs, whatever ids begin with, an
   const std::string catalog = dir / kCatalogFile, split = dir / kSplitFile;
   REQUIRE(save_catalog(catalog, data).ok());
   REQUIRE(save_split(split, data, make_split(data, {}).value()).ok());
-  const Interactions loaded = load_catalog(catalog, split).value();
-  CHECK(loaded.user == data.user);
-  CHECK(loaded.item == data.item);
+  const Interactions loaded = load_entities(catalog).value();
   CHECK(loaded.users[0].id == "# a");
   CHECK(loaded.items[2].text == data.items[2].text);
+  const std::vector<int64_t> users = {2, 0, 2};
+  const UserItems seen = seen_in_split(split, loaded, users).value();
+  for (size_t row = 0; row < users.size(); ++row) {
+    std::vector<int32_t> expected;
+    for (size_t i = 0; i < data.user.size(); ++i) {
+      if (data.user[i] == users[row]) expected.push_back(data.item[i]);
+    }
+    CHECK(std::ranges::equal(seen.of(static_cast<int64_t>(row)), expected));
+  }
 
   const auto error = [&] {
-    const auto damaged = load_catalog(catalog, split);
-    CHECK(exit_code(damaged.status()) == ExitCode::kWeights);
-    CHECK(id_of(damaged.status()) == "weights.catalog");
-    return error_line(damaged.status());
+    const auto entities = load_entities(catalog);
+    const absl::Status damaged = entities.ok() ? seen_in_split(split, *entities, users).status() : entities.status();
+    CHECK(exit_code(damaged) == ExitCode::kWeights);
+    CHECK(id_of(damaged) == "weights.catalog");
+    return error_line(damaged);
   };
   std::ofstream(split, std::ios::app) << "nobody\ti0\ttrain\n";
   CHECK_THAT(error(), Catch::Contains(split + ":39: not an interaction of a known user and item"));
@@ -222,4 +230,60 @@ TEST_CASE("A run's catalog and split give its pairs, whatever ids begin with, an
   CHECK_THAT(error(), Catch::Contains("users[1]: has another type (got 'array', expected a list of two)"));
   std::ofstream(catalog) << R"({"users": [["1", ""]], "items": []})";
   CHECK_THAT(error(), Catch::Contains("items: has too few entries"));
+}
+
+namespace {
+
+/// Bytes that this process has read with system calls.
+int64_t bytes_read() {
+  std::ifstream counts("/proc/self/io");
+  std::string name;
+  int64_t bytes = 0;
+  counts >> name >> bytes;
+  return bytes;
+}
+
+}  // namespace
+
+TEST_CASE("The index of a split gives the items of a user and reads no other bytes, and a damaged one is named",
+          "[apps][rec]") {
+  const TempDir dir;
+  Interactions data;
+  data.users.resize(3000);
+  data.items.resize(500);
+  for (int32_t user = 0; user < 3000; ++user) {
+    for (int32_t i = 0; i < 1 + user % 40; ++i) {
+      data.user.push_back(user);
+      data.item.push_back((user + 7 * i) % 500);
+    }
+  }
+  const UserItems all(data, {"", std::vector<Part>(data.user.size(), Part::kTest)}, {Part::kTest});
+  const std::string path = dir / kSeenFile;
+  REQUIRE(save_seen(path, all).ok());
+  const std::vector<int64_t> users = {2999, 17};
+  const int64_t before = bytes_read();
+  const int64_t own = bytes_read() - before;  // of reading the counter
+  const int64_t start = bytes_read();
+  const UserItems seen = load_seen(path, data, users).value();
+  const int64_t needed = 2 * 16 + 4 * static_cast<int64_t>(all.of(2999).size() + all.of(17).size());
+  CHECK(bytes_read() - start <= needed + own + 16);
+  CHECK(std::filesystem::file_size(path) > 200'000);
+  CHECK(std::ranges::equal(seen.of(0), all.of(2999)));
+  CHECK(std::ranges::equal(seen.of(1), all.of(17)));
+
+  const auto error = [&](const Interactions& catalog) {
+    const auto damaged = load_seen(path, catalog, users);
+    CHECK(exit_code(damaged.status()) == ExitCode::kWeights);
+    CHECK(id_of(damaged.status()) == "weights.catalog");
+    return error_line(damaged.status());
+  };
+  Interactions fewer = data;
+  fewer.items.resize(100);
+  CHECK_THAT(error(fewer), Catch::Contains(path + ": has an unknown item "));
+  std::filesystem::resize_file(path, 20'000);
+  CHECK_THAT(error(data), Catch::Contains(path));
+  std::ofstream(path) << std::string(30'000, 'x');
+  CHECK_THAT(error(data), Catch::Contains("has impossible offsets"));
+  std::filesystem::remove(path);
+  CHECK_THAT(error(data), Catch::Contains(path));
 }

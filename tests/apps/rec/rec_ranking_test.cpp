@@ -1,16 +1,21 @@
 // Recommendation lists and their scores.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/record_function.h>
 
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <set>
 
-#include "gpt2_recommender/ranking.h"
+#include "gpt2_recommender/models.h"
+#include "gpt2_recommender/ranking_test.h"
+#include "peak_memory.h"
 #include "test_util.h"
 #include "trainkit/core/random.h"
 
 using namespace trainkit;
 using namespace trainkit::rec;
+using namespace trainkit::test;
 
 namespace {
 
@@ -47,6 +52,36 @@ Made reference_data(at::Tensor& scores) {
     }
   }
   return make(kUsers, kItems, rows);
+}
+
+std::atomic<int64_t> products;  // rows of the left matrix times columns of the right one
+
+/// Counts the scores that products of matrices compute while it lives.
+struct ProductCounter {
+  ProductCounter() {
+    products = 0;
+    handle = at::addGlobalCallback(at::RecordFunctionCallback([](const at::RecordFunction& call) {
+                                     if (std::string_view(call.name()).starts_with("aten::mm")) {
+                                       const auto inputs = call.inputs();
+                                       products += inputs[0].toTensor().size(0) * inputs[1].toTensor().size(1);
+                                     }
+                                     return std::unique_ptr<at::ObserverContext>();
+                                   })
+                                       .needsInputs(true)
+                                       .scopes({at::RecordScope::FUNCTION}));
+  }
+  ~ProductCounter() { at::removeCallback(handle); }
+  at::CallbackHandle handle;
+};
+
+/// Interactions of 60 users with 4,000 items, one of each user in the test.
+Made sparse_data() {
+  std::vector<std::tuple<int32_t, int32_t, Part>> rows;
+  for (int32_t user = 0; user < 60; ++user) {
+    for (int32_t i = 0; i < 20; ++i)
+      rows.emplace_back(user, (user * 31 + i * 17) % 4000, i ? Part::kTrain : Part::kTest);
+  }
+  return make(60, 4000, rows);
 }
 
 }  // namespace
@@ -234,4 +269,81 @@ TEST_CASE("Each positive has its own negatives, drawn with replacement, as in Re
   // A validation may draw items that occur only in the test.
   CHECK(candidates({.part = Part::kValidation, .sampled_negatives = 5000}) == 263);
   CHECK(candidates({.part = Part::kValidation, .sampled_negatives = 259, .sampled_per_user = true}) == 260);
+}
+
+TEST_CASE("A test ranks once with the model and once by popularity", "[apps][rec]") {
+  const Made made = sparse_data();
+  const RankingTest test(Ranking::create(made.data, made.split, {.ks = {10}}).value(), "bpr_mf", "ndcg@10");
+  const auto devices =
+      DeviceReplicator::create([] { return std::make_shared<BprMf>(60, 4000, 8); }, {.device = at::kCPU}).value();
+  const TempDir dir;
+  const ProductCounter counter;
+  const TestedRows tested = test.test(*devices, nullptr, 0, Precision::kFp32, nullptr).value();
+  ResultPage page;
+  REQUIRE(test.write(dir.path().string(), tested, page).ok());
+  CHECK(products == 2 * 60 * 4000);
+  CHECK(tested.scores.contains("mrr"));
+  CHECK(tested.scores.contains("popularity.ndcg@10"));
+}
+
+TEST_CASE("Few candidates are scored alone, and give the lists of scoring all items", "[apps][rec]") {
+  const Made made = sparse_data();
+  at::manual_seed(3);
+  const at::Tensor users = at::randn({60, 37}), items = at::randn({4000, 37});
+  const auto ranking = [&](const RankingOptions& options) {
+    return Ranking::create(made.data, made.split, options).value();
+  };
+  const Ranking few = ranking({.ks = {10}, .sampled_negatives = 100});
+  at::Tensor lists;
+  {
+    const ProductCounter counter;
+    lists = few.lists(users, items);
+    CHECK(products == 0);
+    ranking({.ks = {10}, .sampled_negatives = 3000}).lists(users, items);
+    CHECK(products == 60 * 4000);
+  }
+  const UserItems candidates =
+      sampled_candidates(made.data, made.split, UserItems(made.data, made.split, {Part::kTest}),
+                         {.sampled_negatives = 100})
+          .value();
+  const at::Tensor scores = users.to(at::kDouble).matmul(items.to(at::kDouble).t());
+  for (int64_t user = 0; user < 60; ++user) {
+    at::Tensor own = at::full({4000}, -INFINITY, at::kDouble);
+    for (const int32_t item : candidates.of(user)) own[item] = scores[user][item];
+    CHECK(lists[user].equal(std::get<1>(own.topk(10))));
+  }
+}
+
+TEST_CASE("Candidates are those drawn from a list of the other items, without such a list", "[apps][rec]") {
+  const Made made = sparse_data();
+  const UserItems known(made.data, made.split, {Part::kTrain, Part::kValidation, Part::kTest});
+  const UserItems positives(made.data, made.split, {Part::kTest});
+  for (const bool per_user : {false, true}) {
+    const RankingOptions options{.sampled_negatives = 300, .sampled_per_user = per_user, .seed = 9};
+    const UserItems drawn = sampled_candidates(made.data, made.split, positives, options).value();
+    for (int64_t user = 0; user < 60; ++user) {
+      std::vector<int32_t> others;
+      for (int32_t item = 0; item < 4000; ++item) {
+        if (!known.contains(user, item)) others.push_back(item);
+      }
+      const OtherItems without_list(known.of(user), 4000);
+      REQUIRE(without_list.size() == others.size());
+      for (size_t i = 0; i < others.size(); i += 7) CHECK(without_list[i] == others[i]);
+      RandomStream random(hash_key(options.seed, 0xca4du, user));
+      std::set<int32_t> expected(positives.of(user).begin(), positives.of(user).end());
+      for (size_t i = 0; i < 300; ++i) {
+        if (per_user) std::swap(others[i], others[i + random.below(others.size() - i)]);
+        expected.insert(per_user ? others[i] : others[random.below(others.size())]);
+      }
+      CHECK(std::ranges::equal(drawn.of(user), expected));
+    }
+  }
+  // A list of the other items of one user would have 8 MB.
+  Made large = make(2, 1, {{0, 0, Part::kTest}, {1, 0, Part::kTrain}});
+  large.data.items.resize(2'000'000);
+  const UserItems one(large.data, large.split, {Part::kTest});
+  reset_peak_memory();
+  const int64_t before = peak_memory();
+  CHECK(sampled_candidates(large.data, large.split, one, {.sampled_negatives = 100})->of(0).size() > 90);
+  CHECK(peak_memory() - before < 4 << 20);
 }

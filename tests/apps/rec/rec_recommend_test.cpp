@@ -115,6 +115,26 @@ TEST_CASE("recommend prints titles for users, and for a new user from the mean o
   CHECK(fresh.output.find(items[scores.argmax().item<int64_t>()].text) != std::string::npos);
 }
 
+TEST_CASE("recommend --user reads the index of the split, and the split itself of a run without one", "[apps][rec]") {
+  const RecPlace place;
+  train_rec(place, {"--epochs", "1"});
+  const std::string index = place.dir / "run" + "/split.index", split = place.dir / "run" + "/split.tsv";
+  const auto lists = [&] {
+    const Ended ended = run_rec(place, {"recommend", place.dir / "run", "--user", "7", "3", "--top_n", "5"});
+    INFO(ended.errors);
+    REQUIRE(ended.code == 0);
+    return ended.output;
+  };
+  const std::string expected = lists();
+  fs::rename(index, index + ".kept");
+  CHECK(lists() == expected);  // a run of an earlier version
+  fs::rename(index + ".kept", index);
+  fs::remove(split);
+  CHECK(lists() == expected);
+  const Ended fresh = run_rec(place, {"recommend", place.dir / "run", "--history", "1", "--top_n", "1"});
+  CHECK(fresh.code == 0);
+}
+
 TEST_CASE("similar lists the items of the largest cosine", "[apps][rec]") {
   const at::Tensor items = at::tensor({1.0F, 0.0F, 10.0F, 1.0F, 0.5F, 0.5F, -3.0F, 0.0F}).view({4, 2});
   const auto list = similar_items(items, 0, 2);

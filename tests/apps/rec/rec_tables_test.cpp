@@ -340,7 +340,7 @@ TEST_CASE("trainkit-gpt2rec trains on a file for each part, and ranks against a 
   REQUIRE(ended.code == 0);
   CHECK_THAT(ended.output, Catch::Contains("(table): ") && Catch::Contains("60 validation, 60 test") &&
                                Catch::Contains("against the negatives of test.negative") &&
-                               Catch::Contains("validation hit@3 ") && Catch::Contains("test       hit@3 ") &&
+                               Catch::Contains("(best hit@3 ") && Catch::Contains("test       hit@3 ") &&
                                Catch::Contains("\nscore ") && Catch::Contains("\nhit@3 "));
   const auto summary = nlohmann::json::parse(read_text(place.dir / "run" + "/summary.json"));
   CHECK(summary.at("best").contains("val_hit@3"));

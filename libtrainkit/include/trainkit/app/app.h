@@ -83,6 +83,11 @@ struct TrainingTask {
   std::shared_ptr<Task> task = nullptr;
   /// Rows of the test; nullptr: no test.
   std::shared_ptr<const Dataset> test_set = nullptr;
+  /// Instead of the test by `task`: one that is not row by row. `test_set` may be nullptr then.
+  std::shared_ptr<ModelTest> test = nullptr;
+  /// With one of these: called on rank 0 with the last weights, before the best ones are loaded and tested, also after
+  /// a signal.
+  std::function<absl::Status(const torch::nn::Module& model)> on_trained = nullptr;
   /// With App::repeats: what a repeat is, for the line with the mean of their scores: "run", "fold".
   std::string repeat_word = "run";
   /// Rows known to be unreadable, by part ("train", "validation", "test"), for bad_samples.csv.
@@ -219,10 +224,10 @@ class App : private detail::RemovedFunctions {
 
   // ---- After training
 
-  /// Called on rank 0 after the test of TrainingTask::task, before its results are written to `folder` (results_dir()).
-  /// May write further files, and add scores and sections, which come before those of the task.
+  /// Called on rank 0 after the test of TrainingTask::task or test, before its results are written to `folder`
+  /// (results_dir()). May write further files, and add scores and sections, which come before those of the task.
   virtual absl::Status on_results(RunContext& context, const std::string& folder, TestedRows& tested, ResultPage& page);
-  /// Without TrainingTask::task: tests the model, writes results (to results_dir()) and returns the scores for
+  /// Without TrainingTask::task and test: tests the model, writes results (to results_dir()) and returns the scores for
   /// summary.json. Every rank calls it, also after a signal (TrainerResult::signal).
   virtual absl::StatusOr<Metrics> test(RunContext& context, const TrainedModel& trained);
   /// The scores in the last lines of a run, each line with a line end.

@@ -43,10 +43,6 @@ absl::StatusOr<std::optional<std::string>> earlier_file(const RunOptions& run, c
 /// files calls it before. Errors: exit code 4 for other data, 5 for --resume.
 absl::Status check_data(const RunOptions& run, const std::string& digest);
 
-/// Logs the scores of a test as a record of the split "test", and a table of them as text (Markdown). They come after
-/// the run's last checkpoint, so a run resumed from it logs them again (Logger::rewind).
-void log_test(Logger& logger, const TrainerResult& result, const Metrics& scores, const std::string& table);
-
 /// Writes the run folder: config.yaml, metrics.jsonl, tensorboard/, bad_samples.csv, summary.json and run.json, and
 /// shows the progress on the screen. With several ranks only the first one writes and prints.
 class RunFolder {

@@ -73,17 +73,37 @@ ModelOutputs any_model(F outputs) {
   return detail::of_any_model(std::move(outputs));
 }
 
+/// The test of a trained model: its scores, and how lines, tables and files show them. Task tests row by row. Derive
+/// from this class for another test, such as a ranking of all items for each user (TrainingTask::test).
+class ModelTest {
+ public:
+  virtual ~ModelTest() = default;
+
+  /// Tests the model. `loader` has the `rows` rows of TrainingTask::test_set; nullptr without one. A collective: all
+  /// ranks call it, and the result of rank 0 is used. Synchronises.
+  virtual absl::StatusOr<TestedRows> test(DeviceReplicator& devices, Prefetcher* loader, int64_t rows,
+                                          Precision precision, ProcessGroup* group) const = 0;
+  /// Scores that lines and tables show, in this order. The page shows each but asides as a tile. "unreadable" is the
+  /// number of rows that no rank could read; Task::scores need not have it.
+  virtual std::vector<ScoreName> score_names() const = 0;
+  /// The metric of the evaluation by which the best weights are chosen. All but "loss" are better when higher.
+  virtual std::string monitor() const { return "loss"; }
+  /// Writes the files of a result into `folder` and adds to the page. Errors: exit code 6.
+  virtual absl::Status write(const std::string& folder, const TestedRows& tested, ResultPage& page) const = 0;
+  /// Returns scores in more detail as Markdown, for logs: a table of the classes.
+  virtual std::string table(const TestedRows& tested) const = 0;
+};
+
 /// A kind of task: how outputs of a model become a loss, scores and results. classification() and regression() make the
 /// common ones. For another kind derive from this class (examples/multi_label.cpp).
 ///
 /// Works with Trainer alone: pass training_loss() to fit(), validation_loss() as its FitOptions::validation_loss, and
 /// call add_scores() in on_evaluation. run_app() does so for TrainingTask::task, and tests, writes and shows the
 /// results.
-class Task : public std::enable_shared_from_this<Task> {
+class Task : public ModelTest, public std::enable_shared_from_this<Task> {
  public:
   /// @param score a score without rows, of which the replicas get their own.
   Task(ModelOutputs outputs, const std::shared_ptr<const Score>& score);
-  virtual ~Task() = default;
 
   /// The loss of `outputs` of a batch and further means; `trains` is false in evaluation. Must not synchronise.
   virtual LossOutput loss(const at::Tensor& outputs, const Batch& batch, bool trains) const = 0;
@@ -92,22 +112,13 @@ class Task : public std::enable_shared_from_this<Task> {
   virtual at::Tensor prediction(const at::Tensor& outputs) const { return outputs; }
   /// What is true of these rows, (B) on their device.
   virtual at::Tensor truth(const Batch& rows) const = 0;
-  /// Scores that lines and tables show, in this order. The page shows each but asides as a tile. "unreadable" is the
-  /// number of rows that no rank could read; scores() need not have it.
-  virtual std::vector<ScoreName> score_names() const = 0;
   /// The scores of an evaluation or of a test, by default all results of `score`.
   virtual Metrics scores(const Score& score, bool /*is_test*/) const { return score.result(); }
-  /// The metric of the evaluation by which the best weights are chosen. All but "loss" are better when higher.
-  virtual std::string monitor() const { return "loss"; }
   /// Singular of what a row is: "row", "clip".
   virtual std::string row_word() const { return "row"; }
-  /// Writes the files of a result into `folder` and adds to the page. Errors: exit code 6.
-  virtual absl::Status write(const std::string& folder, const TestedRows& tested, ResultPage& page) const = 0;
   /// Names and fields of the columns of `predict`'s table for row `row` of `predictions`, after the row's name.
   virtual std::vector<std::string> prediction_columns() const = 0;
   virtual std::vector<std::string> prediction_fields(const at::Tensor& predictions, int64_t row) const = 0;
-  /// Returns scores in more detail as Markdown, for logs: a table of the classes.
-  virtual std::string table(const TestedRows& tested) const = 0;
 
   const ModelOutputs& outputs() const { return outputs_; }
   /// These keep the task alive.
@@ -120,8 +131,8 @@ class Task : public std::enable_shared_from_this<Task> {
   /// Computes outputs and scores of one epoch of `loader`, whose data set has `rows` rows, over all replicas and ranks,
   /// each row once. A collective: all ranks call it and get the same result. Synchronises. Errors: those of the loader
   /// and of other ranks; data.empty (exit code 4) if no row can be read.
-  absl::StatusOr<TestedRows> test(DeviceReplicator& devices, Prefetcher& loader, int64_t rows, Precision precision,
-                                  ProcessGroup* group) const;
+  absl::StatusOr<TestedRows> test(DeviceReplicator& devices, Prefetcher* loader, int64_t rows, Precision precision,
+                                  ProcessGroup* group) const override;
 
  private:
   ModelOutputs outputs_;

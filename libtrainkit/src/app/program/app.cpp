@@ -53,9 +53,9 @@ void print_report_error(const absl::Status& written) {
   if (!written.ok()) print_line("warning: no report.html: " + error_line(written));
 }
 
-/// The kind of task of several repeats, if the app has one, and the word for a repeat.
-struct TaskOfRepeats {
-  std::shared_ptr<Task> task;
+/// The test of several repeats, if the app has one, and the word for a repeat.
+struct TestOfRepeats {
+  std::shared_ptr<ModelTest> test;
   std::string word;
 };
 
@@ -67,10 +67,10 @@ class AppRun {
       : app_(app), context_(context), run_(context.run), all_(all), program_(program) {}
 
   /// Runs one training, or sets `was_finished` for a resumed run that has ended. `memory` is planned by the first of
-  /// several repeats; `task` is set to that of the run.
-  absl::StatusOr<int> train(std::optional<MemoryPlan>& memory, bool& was_finished, TaskOfRepeats& task) {
+  /// several repeats; `test` is set to that of the run.
+  absl::StatusOr<int> train(std::optional<MemoryPlan>& memory, bool& was_finished, TestOfRepeats& test) {
     TRAINKIT_ASSIGN_OR_RETURN(task_, detail::open_task(app_, context_));
-    task = {task_.task, task_.repeat_word};
+    test = {model_test(), task_.repeat_word};
     if (!memory) {
       TRAINKIT_ASSIGN_OR_RETURN(memory,
                                 plan_memory(context_.parser, run_, context_.machine, task_.recipe, context_.placement));
@@ -129,8 +129,8 @@ class AppRun {
     settings_.predicted_memory = memory.predicted();
     settings_.predicted_device_memory = memory.predicted_on_device();
     settings_.explain_out_of_memory = memory.ladder;
-    if (task_.task) {
-      settings_.monitor = task_.task->monitor();
+    if (const auto test = model_test()) {
+      settings_.monitor = test->monitor();
       settings_.monitor_higher_is_better = settings_.monitor != "loss";
     }
     app_.configure(context_, settings_, *devices_);
@@ -162,16 +162,25 @@ class AppRun {
     return finished;
   }
 
+  /// nullptr: App tests the model.
+  std::shared_ptr<ModelTest> model_test() const { return task_.test ? task_.test : task_.task; }
+
   /// Tests the model on all ranks, writes its results on rank 0, and returns its scores.
   absl::StatusOr<Metrics> test(const TrainedModel& trained) {
-    if (!task_.task) return app_.test(context_, trained);
+    const auto test = model_test();
+    if (!test) return app_.test(context_, trained);
     for (const auto& [part, samples] : task_.bad_samples) folder_->add_bad_samples(part, samples);
-    if (trained.result.signal != 0 || !task_.test_set) return Metrics{};
+    if (task_.on_trained && context_.placement.is_first()) {
+      TRAINKIT_RETURN_IF_ERROR(task_.on_trained(*devices_->module()));
+    }
+    if (trained.result.signal != 0 || (!task_.test && !task_.test_set)) return Metrics{};
     TRAINKIT_ASSIGN_OR_RETURN(const int64_t step, trained.load_best());
-    TRAINKIT_ASSIGN_OR_RETURN(const auto loader,
-                              evaluation_loader(task_.test_set, run_, context_.machine, context_.placement));
-    TRAINKIT_ASSIGN_OR_RETURN(tested_, task_.task->test(*devices_, *loader, task_.test_set->size(), trained.precision,
-                                                        context_.placement.group.get()));
+    std::unique_ptr<Prefetcher> loader;
+    if (task_.test_set) {
+      TRAINKIT_ASSIGN_OR_RETURN(loader, evaluation_loader(task_.test_set, run_, context_.machine, context_.placement));
+    }
+    TRAINKIT_ASSIGN_OR_RETURN(tested_, test->test(*devices_, loader.get(), task_.test_set ? task_.test_set->size() : 0,
+                                                  trained.precision, context_.placement.group.get()));
     tested_.step = step;
     if (best_) tested_.best = best_->value();
     folder_->add_bad_samples("test", tested_.bad_samples);
@@ -179,15 +188,22 @@ class AppRun {
     TRAINKIT_ASSIGN_OR_RETURN(const std::string folder, results_dir(run_));
     ResultPage page;
     TRAINKIT_RETURN_IF_ERROR(app_.on_results(context_, folder, tested_, page));
-    TRAINKIT_RETURN_IF_ERROR(task_.task->write(folder, tested_, page));
+    TRAINKIT_RETURN_IF_ERROR(test->write(folder, tested_, page));
     TRAINKIT_RETURN_IF_ERROR(page.write(folder));
-    log_test(trained.logger, trained.result, tested_.scores, task_.task->table(tested_));
+    // They come after the run's last checkpoint, so a run resumed from it logs them again (Logger::rewind).
+    const TrainerResult& result = trained.result;
+    trained.logger.log({.step = result.steps,
+                        .epoch = result.epochs,
+                        .split = "test",
+                        .values = {tested_.scores.begin(), tested_.scores.end()}});
+    trained.logger.log_text({.step = result.steps, .tag = "test", .text = test->table(tested_)});
     return tested_.scores;
   }
 
   std::string describe_scores(const TrainerResult& result, const Metrics& scores) const {
-    if (!task_.task) return app_.describe_scores(context_, result, scores);
-    return detail::describe_task_scores(*task_.task, result, scores, tested_.step, run_.output_dir);
+    const auto test = model_test();
+    if (!test) return app_.describe_scores(context_, result, scores);
+    return detail::describe_task_scores(*test, result, scores, tested_.step, run_.output_dir);
   }
 
   absl::StatusOr<int> fit_and_test(Trainer& trainer) {
@@ -282,7 +298,7 @@ class AppRun {
 };
 
 /// Writes the summary and the report of several runs, on rank 0, unless all had ended before.
-absl::Status finish_repeats(App& app, const RunOptions& run, const TaskOfRepeats& task, bool were_finished) {
+absl::Status finish_repeats(App& app, const RunOptions& run, const TestOfRepeats& test, bool were_finished) {
   if (were_finished && std::filesystem::exists(run.output_dir + "/summary.json")) {
     print_line(fmt::format("\nall {} runs in {} are finished", app.repeats(), run.output_dir));
     return absl::OkStatus();
@@ -293,9 +309,9 @@ absl::Status finish_repeats(App& app, const RunOptions& run, const TaskOfRepeats
     runs.emplace_back(repeat.output_dir, repeat.seed);
   }
   TRAINKIT_ASSIGN_OR_RETURN(const std::vector<Metrics> scores, detail::summarize_repeats(run.output_dir, runs));
-  if (task.task) {
-    print_line(fmt::format("\n{:<10} {}  (mean and standard deviation)", fmt::format("{} {}s", runs.size(), task.word),
-                           detail::format_scores(task.task->score_names(), detail::mean_and_deviation(scores))));
+  if (test.test) {
+    print_line(fmt::format("\n{:<10} {}  (mean and standard deviation)", fmt::format("{} {}s", runs.size(), test.word),
+                           detail::format_scores(test.test->score_names(), detail::mean_and_deviation(scores))));
   }
   print_report_error(detail::write_report(run.output_dir));
   return absl::OkStatus();
@@ -310,7 +326,7 @@ absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& 
   at::globalContext().setFloat32MatmulPrecision(run.float32_matmul_precision);
   share_processors(run, placement, machine, app.read_cost());
   std::optional<MemoryPlan> memory;
-  TaskOfRepeats task;
+  TestOfRepeats test;
   bool were_finished = true;
   for (int64_t i = 0; i < app.repeats(); ++i) {
     // A run that cannot start leaves the folder of an earlier one as it is.
@@ -322,12 +338,12 @@ absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& 
     // The options of a single run are the parser's, so that config.yaml gets the values that the run chooses.
     RunContext context{parser, app.repeats() > 1 ? repeat : run, machine, placement, i};
     bool was_finished = false;
-    TRAINKIT_ASSIGN_OR_RETURN(const int code, AppRun(app, context, run, program).train(memory, was_finished, task));
+    TRAINKIT_ASSIGN_OR_RETURN(const int code, AppRun(app, context, run, program).train(memory, was_finished, test));
     if (code != 0 || run.dry_run) return code;
     were_finished &= was_finished;
   }
   if (app.repeats() > 1 && placement.is_first())
-    TRAINKIT_RETURN_IF_ERROR(finish_repeats(app, run, task, were_finished));
+    TRAINKIT_RETURN_IF_ERROR(finish_repeats(app, run, test, were_finished));
   return 0;
 }
 

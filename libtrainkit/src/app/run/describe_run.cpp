@@ -127,12 +127,12 @@ RunFacts describe_run(const RunOptions& run, Trainer& trainer, const Placement& 
   return facts;
 }
 
-std::string describe_task_scores(const Task& task, const TrainerResult& result, const Metrics& scores,
+std::string describe_task_scores(const ModelTest& test, const TrainerResult& result, const Metrics& scores,
                                  int64_t tested_step, const std::string& output_dir) {
   std::string text;
-  const std::vector<ScoreName> names = task.score_names();
+  const std::vector<ScoreName> names = test.score_names();
   if (!result.evaluation.empty()) {
-    const std::string monitor = task.monitor();
+    const std::string monitor = test.monitor();
     ScoreName best{monitor, monitor, ScoreName::Kind::kNumber};
     for (const ScoreName& name : names) {
       if (name.key == monitor) best = name;

@@ -24,7 +24,7 @@ std::string describe_next(const TrainerResult& result, const RunOptions& run, co
 
 /// Describes the scores of validation and of a test, with the folder of the results; `scores` is empty without a test.
 /// `tested_step` is the step of the tested weights; -1: the last ones.
-std::string describe_task_scores(const Task& task, const TrainerResult& result, const Metrics& scores,
+std::string describe_task_scores(const ModelTest& test, const TrainerResult& result, const Metrics& scores,
                                  int64_t tested_step, const std::string& output_dir);
 
 }  // namespace trainkit::detail

@@ -55,11 +55,6 @@ RunOptions in_own_folder(const RunOptions& run, const std::string& name) {
   return own;
 }
 
-void log_test(Logger& logger, const TrainerResult& result, const Metrics& scores, const std::string& table) {
-  logger.log({.step = result.steps, .epoch = result.epochs, .split = "test", .values = {scores.begin(), scores.end()}});
-  logger.log_text({.step = result.steps, .tag = "test", .text = table});
-}
-
 absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::open(const ConfigParser& parser, const RunOptions& run,
                                                            const Placement& placement, const std::string& program,
                                                            const std::vector<std::string>& files) {
