@@ -68,6 +68,14 @@ struct RunContext {
   void print(const std::string& line) const;
 };
 
+/// What flags ask for instead of training: `--sample TEXT` continues a text.
+struct OtherWork {
+  /// For ConfigParser::check_used: {{"sample"}, "with --sample"}.
+  ProgramMode mode;
+  /// Does it, on one device, and returns the exit code.
+  std::function<absl::StatusOr<int>(const RunOptions& run, at::Device device)> work;
+};
+
 /// A model, its data and its loss.
 struct TrainingTask {
   /// Needs make_model, and loss unless `task` is given. Defaults: AdamW with --lr and --weight_decay, and
@@ -78,8 +86,9 @@ struct TrainingTask {
   std::shared_ptr<const Sampler> order = nullptr;
   /// nullptr: no evaluation.
   std::shared_ptr<const Dataset> validation_set = nullptr;
-  /// The kind of task: classification(), regression(), or your own. It gives the losses below and the scores of
-  /// evaluations, and run_app() tests the model on `test_set` and writes and shows the results. nullptr: App does so.
+  /// The kind of task: classification(), regression(), language(), or your own. It gives the losses below and the
+  /// scores of evaluations, and run_app() tests the model on `test_set` and writes and shows the results. nullptr: App
+  /// does so.
   std::shared_ptr<Task> task = nullptr;
   /// Rows of the test; nullptr: no test.
   std::shared_ptr<const Dataset> test_set = nullptr;
@@ -115,10 +124,6 @@ struct TrainedModel {
   const BestModel* best;
   /// Unreadable rows of the test go here (RunFolder::add_bad_samples).
   RunFolder& folder;
-
-  /// Loads the best weights into every replica, on all ranks. Returns their step; -1 if there are none, and the last
-  /// weights stay. Synchronises. Errors: exit code 5.
-  absl::StatusOr<int64_t> load_best() const;
 };
 
 /// A subcommand of a trainer: `trainkit-hsi benchmark --gpus 4`. App::commands lists them.
@@ -142,6 +147,8 @@ class RemovedFunctions {
  private:
   // TrainingTask::task shows the mean of several repeats, and TrainingTask::repeat_word names them.
   virtual absl::Status finish_repeats(const RunOptions&, const std::vector<Metrics>&) final { return {}; }
+  // App::other_work returns the mode and what is done in it.
+  virtual absl::StatusOr<std::optional<int>> run_instead(const RunOptions&, at::Device) final { return std::nullopt; }
 };
 
 }  // namespace detail
@@ -178,11 +185,8 @@ class App : private detail::RemovedFunctions {
   virtual absl::Status resolve_options(const ConfigParser& parser, RunOptions& run, const MachineInfo& machine);
   /// Checks rules between flags.
   virtual absl::Status check_options(const ConfigParser& parser, const RunOptions& run) const;
-  /// The mode that the flags ask for instead of training ("with --sample"), for ConfigParser::check_used. run_instead()
-  /// must then return an exit code.
-  virtual std::optional<ProgramMode> mode_instead() const;
-  /// Does something else than training (`--sample`) and returns the exit code; nullopt continues with training.
-  virtual absl::StatusOr<std::optional<int>> run_instead(const RunOptions& run, at::Device device);
+  /// What the flags ask for instead of training; nullopt: they train.
+  virtual std::optional<OtherWork> other_work() const;
   /// Number of runs in a row (seeds, folds), and the settings of each; see in_own_folder().
   virtual int64_t repeats() const { return 1; }
   virtual RunOptions repeat_of(const RunOptions& run, int64_t index) const;
@@ -219,7 +223,8 @@ class App : private detail::RemovedFunctions {
 
   // ---- After training
 
-  /// Called on rank 0 after the test of TrainingTask::task, before its results are written to `folder` (results_dir()).
+  /// Called on rank 0 after the test of TrainingTask::task, before its results are written to `folder` (results_dir());
+  /// without rows where only weights are shown (Task::shows_weights).
   /// May write further files, and add scores and sections, which come before those of the task.
   virtual absl::Status on_results(RunContext& context, const std::string& folder, TestedRows& tested, ResultPage& page);
   /// Without TrainingTask::task: tests the model, writes results (to results_dir()) and returns the scores for

@@ -166,28 +166,61 @@ class AppRun {
   absl::StatusOr<Metrics> test(const TrainedModel& trained) {
     if (!task_.task) return app_.test(context_, trained);
     for (const auto& [part, samples] : task_.bad_samples) folder_->add_bad_samples(part, samples);
-    if (trained.result.signal != 0 || !task_.test_set) return Metrics{};
-    TRAINKIT_ASSIGN_OR_RETURN(const int64_t step, trained.load_best());
-    TRAINKIT_ASSIGN_OR_RETURN(const auto loader,
-                              evaluation_loader(task_.test_set, run_, context_.machine, context_.placement));
-    TRAINKIT_ASSIGN_OR_RETURN(tested_, task_.task->test(*devices_, *loader, task_.test_set->size(), trained.precision,
-                                                        context_.placement.group.get()));
+    const bool has_results = task_.test_set || task_.task->shows_weights(/*at_end=*/true);
+    if (trained.result.signal != 0 || !has_results) return Metrics{};
+    TRAINKIT_ASSIGN_OR_RETURN(const int64_t step, load_best());
+    if (task_.test_set) {
+      TRAINKIT_ASSIGN_OR_RETURN(const auto loader,
+                                evaluation_loader(task_.test_set, run_, context_.machine, context_.placement));
+      TRAINKIT_ASSIGN_OR_RETURN(tested_, task_.task->test(*devices_, *loader, task_.test_set->size(), trained.precision,
+                                                          context_.placement.group.get()));
+      folder_->add_bad_samples("test", tested_.bad_samples);
+    }
     tested_.step = step;
+    tested_.epochs = trained.result.epochs;
     if (best_) tested_.best = best_->value();
-    folder_->add_bad_samples("test", tested_.bad_samples);
     if (!context_.placement.is_first()) return tested_.scores;
     TRAINKIT_ASSIGN_OR_RETURN(const std::string folder, results_dir(run_));
     ResultPage page;
     TRAINKIT_RETURN_IF_ERROR(app_.on_results(context_, folder, tested_, page));
+    show({.model = *devices_->module(),
+          .step = step >= 0 ? step : trained.result.steps,
+          .metrics = trained.result.best_evaluation,
+          .at_end = true,
+          .is_best = step >= 0},
+         page);
+    if (!task_.test_set) return tested_.scores;
     TRAINKIT_RETURN_IF_ERROR(task_.task->write(folder, tested_, page));
     TRAINKIT_RETURN_IF_ERROR(page.write(folder));
     log_test(trained.logger, trained.result, tested_.scores, task_.task->table(tested_));
     return tested_.scores;
   }
 
+  /// Loads the best weights into every replica, on all ranks. Returns their step; -1 if there are none, and the last
+  /// weights stay.
+  absl::StatusOr<int64_t> load_best() {
+    if (!best_) return -1;
+    TRAINKIT_RETURN_IF_ERROR(best_->restore(*devices_->module()).status());
+    devices_->synchronize();
+    return best_->step();
+  }
+
+  /// Lets the task show weights on a page, on rank 0. What cannot be written (a full disk) is a warning: the run does
+  /// not need it.
+  void show(const ShownWeights& weights, ResultPage& page) {
+    if (!task_.task->shows_weights(weights.at_end)) return;
+    const absl::Status shown = [&]() -> absl::Status {
+      TRAINKIT_ASSIGN_OR_RETURN(const std::string folder, results_dir(run_));
+      TRAINKIT_ASSIGN_OR_RETURN(last_lines_, task_.task->show(weights, folder, page));
+      return page.write(folder);
+    }();
+    if (!shown.ok()) context_.print("warning: a sample is missing in the report: " + error_line(shown));
+  }
+
   std::string describe_scores(const TrainerResult& result, const Metrics& scores) const {
     if (!task_.task) return app_.describe_scores(context_, result, scores);
-    return detail::describe_task_scores(*task_.task, result, scores, tested_.step, run_.output_dir);
+    return detail::describe_task_scores(*task_.task, result, task_.test_set ? scores : Metrics{}, tested_.step,
+                                        run_.output_dir);
   }
 
   absl::StatusOr<int> fit_and_test(Trainer& trainer) {
@@ -210,6 +243,7 @@ class AppRun {
                    run_.output_dir + "/report.html" + detail::describe_next(result, run_, app_.info().name));
     if (!context_.placement.is_first()) return code;
     if (code == 0) TRAINKIT_RETURN_IF_ERROR(app_.finish(context_, trained));
+    if (code == 0 && !last_lines_.empty()) context_.print("\n" + last_lines_);
     print_report_error(detail::write_report(run_.output_dir));
     return code;
   }
@@ -257,6 +291,10 @@ class AppRun {
       TRAINKIT_RETURN_IF_ERROR(task_.task->add_scores(context_.placement.group.get(), metrics));
     }
     TRAINKIT_RETURN_IF_ERROR(app_.on_evaluation(context_, step, metrics, *devices_));
+    if (task_.task && context_.placement.is_first()) {
+      ResultPage page;
+      show({.model = *devices_->module(), .step = step, .metrics = metrics}, page);
+    }
     if (!best_) return absl::OkStatus();
     absl::Status kept = best_->offer(step, metrics.at(settings_.monitor), *devices_->module());
     if (!kept.ok() && run_.on_save_error == OnSaveError::kFail) return kept;
@@ -278,6 +316,7 @@ class AppRun {
   std::unique_ptr<RunFolder> folder_;
   std::optional<BestModel> best_;
   TestedRows tested_;
+  std::string last_lines_;  // of the task
   RunFacts facts_;
 };
 
@@ -359,10 +398,10 @@ absl::StatusOr<int> run(int argc, const char* const* argv, App& app, ProgramStat
     TRAINKIT_RETURN_IF_ERROR(parser.check_used({{modes::kDemoData}, "with --make_demo_data"}));
     return make_demo_data(app, parser, run);
   }
-  TRAINKIT_RETURN_IF_ERROR(line.check(app.mode_instead().value_or(ProgramMode{{modes::kTrain}, "in training"})));
+  const std::optional<OtherWork> other = app.other_work();
+  TRAINKIT_RETURN_IF_ERROR(line.check(other ? other->mode : ProgramMode{{modes::kTrain}, "in training"}));
   use_fast_kernels();
-  TRAINKIT_ASSIGN_OR_RETURN(const std::optional<int> instead, app.run_instead(run, line.device));
-  if (instead) return *instead;
+  if (other) return other->work(run, line.device);
   return train_all(app, parser, run, machine, program);
 }
 
@@ -370,13 +409,6 @@ absl::StatusOr<int> run(int argc, const char* const* argv, App& app, ProgramStat
 
 void RunContext::print(const std::string& line) const {
   if (placement.is_first()) print_line(line);
-}
-
-absl::StatusOr<int64_t> TrainedModel::load_best() const {
-  if (!best) return -1;
-  TRAINKIT_RETURN_IF_ERROR(best->restore(*devices.module()).status());
-  devices.synchronize();
-  return best->step();
 }
 
 std::vector<AppCommand> App::commands() { return {}; }
@@ -389,8 +421,7 @@ absl::StatusOr<int> App::write_demo_data(const std::string&, uint64_t) {
 }
 absl::Status App::resolve_options(const ConfigParser&, RunOptions&, const MachineInfo&) { return absl::OkStatus(); }
 absl::Status App::check_options(const ConfigParser&, const RunOptions&) const { return absl::OkStatus(); }
-std::optional<ProgramMode> App::mode_instead() const { return std::nullopt; }
-absl::StatusOr<std::optional<int>> App::run_instead(const RunOptions&, at::Device) { return std::nullopt; }
+std::optional<OtherWork> App::other_work() const { return std::nullopt; }
 RunOptions App::repeat_of(const RunOptions& run, int64_t) const { return run; }
 void App::apply_plan(const MemoryPlan&) {}
 absl::StatusOr<int> App::prepare(RunContext&, TrainingTask&) { return 0; }
