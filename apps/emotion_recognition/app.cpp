@@ -75,7 +75,6 @@ absl::StatusOr<TrainingTask> EmotionApp::open(RunContext& context) {
       .validation_set = session_->validation_rows(),
       .task = session_->task(),
       .test_set = session_->test_rows(),
-      .repeat_word = options_.folds > 0 ? "fold" : "run",
       .bad_samples = std::move(absent),
       .make_optimizer = [this, run = context.run, replicas = context.placement.batch.replicas](
                             const torch::nn::Module& model) { return make_optimizer(run, options_, model, replicas); },

@@ -25,8 +25,9 @@ class EmotionApp final : public App {
   absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) override;
   absl::Status check_options(const ConfigParser& parser, const RunOptions& run) const override;
 
-  int64_t repeats() const override { return std::max<int64_t>(options_.folds, 1); }
-  RunOptions repeat_of(const RunOptions& run, int64_t index) const override { return fold_of(run, options_, index); }
+  Repeats repeats() const override {
+    return {.count = std::max<int64_t>(options_.folds, 1), .folder = "fold", .word = "fold", .own_seeds = false};
+  }
 
   ReadCost read_cost() const override { return options_.cache_dir.empty() ? ReadCost::kDecode : ReadCost::kCopy; }
   absl::StatusOr<TrainingTask> open(RunContext& context) override;

@@ -195,10 +195,6 @@ absl::Status check_emotion_options(const ConfigParser& parser, const RunOptions&
   return absl::OkStatus();
 }
 
-RunOptions fold_of(const RunOptions& run, const EmotionOptions& options, int64_t index) {
-  return options.folds == 0 ? run : in_own_folder(run, "fold-" + std::to_string(index + 1));
-}
-
 Modality modality_of(const EmotionOptions& options) {
   return options.modality == "visual"  ? Modality::kVisual
          : options.modality == "audio" ? Modality::kAudio

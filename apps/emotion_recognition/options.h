@@ -63,9 +63,6 @@ void add_emotion_presets(ConfigParser& parser);
 /// Checks the rules between the flags. An error names the source of the value (flag, file, preset).
 absl::Status check_emotion_options(const ConfigParser& parser, const RunOptions& run, const EmotionOptions& options);
 
-/// Returns the settings of the run of fold `index`; `run` without --folds.
-RunOptions fold_of(const RunOptions& run, const EmotionOptions& options, int64_t index);
-
 // Options of the parts, from the flags.
 Modality modality_of(const EmotionOptions& options);
 EmotionModelOptions model_options(const EmotionOptions& options, int64_t num_classes);

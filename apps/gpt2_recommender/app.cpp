@@ -142,8 +142,8 @@ absl::Status RecommenderApp::on_results(RunContext& context, const std::string& 
   return options_.merge_lora ? save_merged(*model_, folder) : absl::OkStatus();
 }
 
-absl::Status RecommenderApp::finish(RunContext& context, const TrainedModel& trained) {
-  const std::string warning = compare_with_popularity(trained.result.best_evaluation, test_, options_.metric);
+absl::Status RecommenderApp::finish(RunContext& context, const TrainerResult& result) {
+  const std::string warning = compare_with_popularity(result.best_evaluation, test_, options_.metric);
   if (!warning.empty()) context.print("warning: " + warning);
   return absl::OkStatus();
 }

@@ -29,7 +29,7 @@ class RecommenderApp final : public App {
   absl::Status on_best(RunContext& context, const torch::nn::Module& model) override;
   absl::Status on_results(RunContext& context, const std::string& folder, TestedRows& tested,
                           ResultPage& page) override;
-  absl::Status finish(RunContext& context, const TrainedModel& trained) override;
+  absl::Status finish(RunContext& context, const TrainerResult& result) override;
 
  private:
   RecOptions options_;

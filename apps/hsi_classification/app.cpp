@@ -61,10 +61,6 @@ absl::Status HsiApp::check_options(const ConfigParser& parser, const RunOptions&
   return check_hsi_options(parser, run, options_);
 }
 
-RunOptions HsiApp::repeat_of(const RunOptions& run, int64_t index) const {
-  return hsi::repeat_of(run, options_, index);
-}
-
 absl::StatusOr<TrainingTask> HsiApp::open(RunContext& context) {
   if (!session_) {
     TRAINKIT_ASSIGN_OR_RETURN(session_, Session::open(context.parser, context.run, options_, context.placement));

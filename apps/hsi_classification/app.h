@@ -19,8 +19,7 @@ class HsiApp final : public App {
   absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) override;
   absl::Status resolve_options(const ConfigParser& parser, RunOptions& run, const MachineInfo& machine) override;
   absl::Status check_options(const ConfigParser& parser, const RunOptions& run) const override;
-  int64_t repeats() const override { return options_.repeats; }
-  RunOptions repeat_of(const RunOptions& run, int64_t index) const override;
+  Repeats repeats() const override { return {.count = options_.repeats}; }
 
   absl::Status save(const RunOptions& run) const override;
   absl::StatusOr<TrainingTask> open(RunContext& context) override;

@@ -225,13 +225,6 @@ absl::Status check_hsi_options(const ConfigParser& parser, const RunOptions& run
   return absl::OkStatus();
 }
 
-RunOptions repeat_of(const RunOptions& run, const HsiOptions& options, int64_t index) {
-  if (options.repeats == 1) return run;
-  RunOptions repeat = in_own_folder(run, fmt::format("repeat-{}", index + 1));
-  repeat.seed += static_cast<uint64_t>(index);
-  return repeat;
-}
-
 SceneOptions scene_options(const HsiOptions& options, const std::string& data_dir) {
   SceneOptions scene = options.scene;
   scene.data_dir = data_dir;

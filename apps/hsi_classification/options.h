@@ -64,10 +64,6 @@ absl::Status resolve_class_names(HsiOptions& options);
 /// several runs resumed only together. Errors name the source of the value.
 absl::Status check_hsi_options(const ConfigParser& parser, const RunOptions& run, const HsiOptions& options);
 
-/// Returns the options of repeat `index`. With several repeats each has its own seed (--seed + index) and folder
-/// (repeat-1, ...), and resumes if `run` is resumed and the folder contains a checkpoint.
-RunOptions repeat_of(const RunOptions& run, const HsiOptions& options, int64_t index);
-
 /// `options` have passed check_hsi_options.
 SceneOptions scene_options(const HsiOptions& options, const std::string& data_dir);
 SplitOptions split_options(const HsiOptions& options, uint64_t seed);

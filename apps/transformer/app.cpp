@@ -1,16 +1,44 @@
 #include "transformer/app.h"
 
+#include <ATen/DeviceAccelerator.h>
 #include <fmt/format.h>
 
 #include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <set>
 
+#include "trainkit/app/run_folder.h"
+#include "trainkit/core/format.h"
 #include "trainkit/core/status.h"
+#include "trainkit/data/adapters.h"
 #include "trainkit/optim/adam.h"
-#include "transformer/initial_rows.h"
-#include "transformer/sample_page.h"
-#include "transformer/sampling.h"
+#include "trainkit/tasks/language.h"
+#include "transformer/demo_text.h"
 
 namespace trainkit::transformer {
+namespace {
+
+/// Token files directly in a folder.
+std::set<std::filesystem::path> token_files_in(const std::string& folder) {
+  std::set<std::filesystem::path> files;
+  std::error_code failed;
+  for (std::filesystem::directory_iterator at(folder, failed), end; !failed && at != end; at.increment(failed)) {
+    if (at->path().extension() == ".tokens") files.insert(at->path());
+  }
+  return files;
+}
+
+/// Describes the memory of a GPU, with the preset suggested for it: "20 GiB free of 24 GiB; suggested: ...".
+std::string describe_memory(at::Device device) {
+  const auto [free_bytes, total_bytes] = at::accelerator::getMemoryInfo(std::max<c10::DeviceIndex>(device.index(), 0));
+  const std::string preset = suggested_preset(static_cast<int64_t>(total_bytes));
+  return fmt::format("{} free of {}{}", format_size(static_cast<int64_t>(free_bytes)),
+                     format_size(static_cast<int64_t>(total_bytes)),
+                     preset.empty() ? "" : "; suggested: --preset " + preset);
+}
+
+}  // namespace
 
 AppInfo TransformerApp::info() const {
   return {.name = "trainkit-transformer",
@@ -26,26 +54,74 @@ AppInfo TransformerApp::info() const {
 }
 
 absl::StatusOr<int> TransformerApp::write_demo_data(const std::string& folder, uint64_t) {
-  return transformer::write_demo_data(folder);
+  TRAINKIT_RETURN_IF_ERROR(Fs::posix().create_directories(folder).status());
+  const std::string path = folder + "/demo.txt";
+  TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), path, demo_text()));
+  std::fputs(("wrote " + path + "\ntry: trainkit-transformer --input " + path + "\n").c_str(), stdout);
+  return 0;
 }
 
-absl::Status TransformerApp::check_options(const ConfigParser& parser, const RunOptions&) const {
-  return check_transformer_options(parser, options_);
-}
-
-std::optional<ProgramMode> TransformerApp::mode_instead() const {
+std::optional<OtherWork> TransformerApp::other_work() const {
   if (options_.sample.empty() && options_.prompt_file.empty()) return std::nullopt;
-  return ProgramMode{{kSampleMode}, options_.sample.empty() ? "with --prompt_file" : "with --sample"};
+  return OtherWork{
+      .mode = {{kSampleMode}, options_.sample.empty() ? "with --prompt_file" : "with --sample"},
+      .work = [this](const RunOptions& run, at::Device device) { return sample_from_run(run, options_, device); }};
 }
 
-absl::StatusOr<std::optional<int>> TransformerApp::run_instead(const RunOptions& run, at::Device device) {
-  if (!mode_instead()) return std::nullopt;
-  TRAINKIT_ASSIGN_OR_RETURN(const int code, sample_from_run(run, options_, device));
-  return code;
+absl::Status TransformerApp::open_corpus(const RunOptions& run) {
+  // A dry run and a resume that is refused change no file of the run.
+  if (run.dry_run || !run.resume.empty()) {
+    TRAINKIT_ASSIGN_OR_RETURN(temporary_, TemporaryFolder::create());
+  }
+  CorpusOptions how = corpus_options(options_, run.dry_run            ? temporary_->path()
+                                               : run.data_dir.empty() ? run.output_dir
+                                                                      : run.data_dir);
+  if (!run.resume.empty()) {
+    TRAINKIT_ASSIGN_OR_RETURN(const auto saved, earlier_file(run, kTokenizerFile));
+    how.saved_tokenizer = saved.value_or("");
+    how.prepared_dir = temporary_->path();
+    how.check_digest = [&run](const std::string& digest) { return check_data(run, digest); };
+  }
+  // Neither does a new run that is refused: it removes the token files that it has written to its folder.
+  const bool owns_cache = how.cache_dir == run.output_dir && run.resume.empty();
+  // Only rank 0 has created the run's folder, maybe on another machine.
+  if (owns_cache) TRAINKIT_RETURN_IF_ERROR(Fs::posix().create_directories(run.output_dir).status());
+  const auto earlier = owns_cache ? token_files_in(run.output_dir) : std::set<std::filesystem::path>{};
+  // A prepared text is needed until it is tokenized. No file of the user can have its place.
+  std::optional<TemporaryFolder> texts;
+  if (how.prepared_dir.empty()) {
+    TRAINKIT_ASSIGN_OR_RETURN(texts, TemporaryFolder::create(how.cache_dir));
+    how.prepared_dir = texts->path();
+  }
+  auto prepared = prepare_corpus(how, tokenize_progress());
+  absl::Status status = prepared.status();
+  if (status.ok() && options_.pack_documents) status = check_documents(*prepared);
+  if (!status.ok()) {
+    for (const std::filesystem::path& file : owns_cache ? token_files_in(run.output_dir) : earlier) {
+      std::error_code ignored;
+      if (!earlier.contains(file)) std::filesystem::remove(file, ignored);
+    }
+    return status;
+  }
+  corpus_ = *std::move(prepared);
+  return absl::OkStatus();
+}
+
+double TransformerApp::share_of_targets(int64_t document_end) const {
+  double positions = 0, targets = 0;
+  for (const TokenizedText& text : corpus_.texts) {
+    const auto tokens = static_cast<double>(text.train_tokens);
+    const double share =
+        1 - static_cast<double>(count_tokens(text.tokens, 0, text.train_tokens, document_end)) / tokens;
+    const double weight = mixture_ ? text.weight : tokens;
+    positions += weight;
+    targets += weight * share;
+  }
+  return targets / positions;
 }
 
 StepRecipe TransformerApp::recipe(const RunContext& context) const {
-  const int64_t vocab_size = session_->corpus().tokenizer->vocab_size();
+  const int64_t vocab_size = corpus_.tokenizer->vocab_size();
   const double lr = resolve_lr(context.run, context.placement.batch.replicas);
   const AdamWOptions adamw{
       .lr = lr, .betas = {options_.beta1, options_.beta2}, .weight_decay = context.run.weight_decay};
@@ -60,7 +136,6 @@ StepRecipe TransformerApp::recipe(const RunContext& context) const {
     if (uses_muon) return std::make_unique<Muon>(muon);
     return std::make_unique<AdamW>(adamw);
   };
-  recipe.loss = text_loss(session_->target_share());
   recipe.smaller = smaller_models(options_, vocab_size);
   recipe.set_segments = [options = options_, vocab_size](StepRecipe& other, int64_t segments) mutable {
     options.checkpoint_segments = {segments};
@@ -71,33 +146,63 @@ StepRecipe TransformerApp::recipe(const RunContext& context) const {
   return recipe;
 }
 
-absl::StatusOr<TrainingTask> TransformerApp::open(RunContext& context) {
-  TRAINKIT_ASSIGN_OR_RETURN(session_, first_rank_first(context.placement, "preparing the text",
-                                                       [&] { return Session::open(context.run, options_); }));
-  const ValidationRows validation = session_->validation_rows();
-  // The last window of a validation text is padded. Padding has no weight.
-  const auto validation_loss = [validation](TransformerImpl& model, const Batch& batch) {
-    return LossOutput(loss_of_windows(model, batch), static_cast<double>(validation.targets(batch.row_indices())));
-  };
-  const at::Device device = context.placement.device();
-  RunFacts description = session_->describe();
+std::shared_ptr<Task> TransformerApp::task(const RunContext& context, const ValidationRows& validation) const {
+  GenerateOptions sampling = options_.sampling;
+  sampling.seed = context.run.seed;
+  return language(loss_of_windows, {.targets_of = validation.targets_of,
+                                    .target_share = target_share_,
+                                    .tokenizer = corpus_.tokenizer,
+                                    .characters_per_token = corpus_.characters_per_token,
+                                    .sampling = sampling,
+                                    .evaluation_tokens = options_.eval_sample ? 80 : 0});
+}
+
+RunFacts TransformerApp::describe(const RunContext& context, const ValidationRows& validation) const {
+  RunFacts facts = corpus_.describe(options_.corpus.text);
+  if (mixture_) facts.push_back(mixture_->describe().front());
   if (options_.pack_documents) {
-    description.emplace_back(
-        "documents", fmt::format("packed; {:.2f} % of the positions have a target", 100 * session_->target_share()));
+    facts.emplace_back("documents",
+                       fmt::format("packed; {:.2f} % of the positions have a target", 100 * target_share_));
   }
   if (options_.eval_max_rows > 0) {
-    description.emplace_back("evaluation", fmt::format("{} windows, evenly spaced", validation.dataset->size()));
+    facts.emplace_back("evaluation", fmt::format("{} windows, evenly spaced", validation.dataset->size()));
   }
-  if (device.is_cuda()) description.emplace_back("memory", describe_memory(device));
+  const at::Device device = context.placement.device();
+  if (device.is_cuda()) facts.emplace_back("memory", describe_memory(device));
+  return facts;
+}
+
+absl::StatusOr<TrainingTask> TransformerApp::open(RunContext& context) {
+  TRAINKIT_RETURN_IF_ERROR(
+      first_rank_first(context.placement, "preparing the text", [&] { return open_corpus(context.run); }));
+  TokenWindowsOptions how{.block_size = options_.model.block_size};
+  if (options_.pack_documents) how.document_end = document_end_token(*corpus_.tokenizer).value();
+  const auto texts = windows_of(corpus_.texts, how);
+  if (texts.size() > 1 && corpus_.texts[0].weight > 0) {
+    std::vector<Mixture::Part> parts;
+    for (size_t i = 0; i < texts.size(); ++i) {
+      parts.push_back({corpus_.texts[i].source, texts[i]->size(), corpus_.texts[i].weight});
+    }
+    mixture_.emplace(std::move(parts), context.run.seed);
+  }
+  if (options_.pack_documents) target_share_ = share_of_targets(how.document_end);
+  std::shared_ptr<const Dataset> training_set = texts[0];
+  if (texts.size() > 1) {
+    training_set =
+        std::make_shared<ConcatDataset>(std::vector<std::shared_ptr<const Dataset>>(texts.begin(), texts.end()));
+  }
+  how.whole = true;
+  const ValidationRows validation =
+      validation_rows(windows_of(corpus_.validation_texts(), how), options_.eval_max_rows);
   return TrainingTask{.recipe = recipe(context),
-                      .training_set = session_->training_set(),
-                      .order = session_->mixture() ? session_->mixture()->order() : nullptr,
+                      .training_set = std::move(training_set),
+                      .order = mixture_ ? mixture_->order() : nullptr,
                       .validation_set = validation.dataset,
-                      .validation_loss = make_loss_function(validation_loss),
+                      .task = task(context, validation),
                       .final_lr_share = options_.final_lr_share,
                       .keep_best = true,
-                      .data_digest = session_->corpus().digest,
-                      .description = std::move(description)};
+                      .data_digest = corpus_.digest,
+                      .description = describe(context, validation)};
 }
 
 void TransformerApp::apply_plan(const MemoryPlan& plan) {
@@ -105,91 +210,32 @@ void TransformerApp::apply_plan(const MemoryPlan& plan) {
 }
 
 void TransformerApp::configure(RunContext&, TrainerOptions& options, DeviceReplicator&) {
-  options.config = session_->model_state();
+  options.config = model_state(options_, corpus_.tokenizer->vocab_size());
   options.weight_unit = "tokens";
 }
 
-absl::Status TransformerApp::save(const RunOptions&) const { return session_->save(); }
-
-namespace {
-
-/// Tokens of the sample at an evaluation, of which a run may have many.
-constexpr int64_t kShortSample = 80;
-
-/// Adds a sample to the report. One that cannot be written (a full disk) is a warning: the run does not need it.
-void keep_sample(const RunContext& context, const Sample& sample, const Metrics& best) {
-  const auto folder = results_dir(context.run);
-  const absl::Status kept = folder.ok() ? add_sample(*folder, sample, best) : folder.status();
-  if (!kept.ok()) context.print("warning: a sample is missing in the report: " + error_line(kept));
+absl::Status TransformerApp::save(const RunOptions& run) const {
+  return save_tokenizer(*corpus_.tokenizer, run.output_dir + "/" + kTokenizerFile);
 }
 
-}  // namespace
-
-absl::Status TransformerApp::on_evaluation(RunContext& context, int64_t step, Metrics& metrics,
-                                           DeviceReplicator& devices) {
-  metrics.merge(language_metrics(metrics["loss"], session_->corpus()));
-  if (!options_.eval_sample || !context.placement.is_first()) return absl::OkStatus();
-  Transformer model(std::dynamic_pointer_cast<TransformerImpl>(devices.module()));
-  TRAINKIT_ASSIGN_OR_RETURN(const std::string text, session_->sample(model, kShortSample));
-  keep_sample(context, {.step = step, .title = sample_title(step, context), .text = text}, metrics);
-  return absl::OkStatus();
-}
-
-std::string TransformerApp::sample_title(int64_t step, const RunContext& context) const {
-  return fmt::format("Weights of step {}, temperature {:g}, seed {}", step, options_.sampling.temperature,
-                     context.run.seed);
-}
-
-std::vector<int64_t> TransformerApp::mixed_rows(const RunContext& context, const TrainerResult& result) const {
+absl::Status TransformerApp::on_results(RunContext& context, const std::string&, TestedRows& tested, ResultPage&) {
+  if (!mixture_) return absl::OkStatus();
   const BatchPlan& batch = context.placement.batch;
-  const int64_t rows = session_->mixture()->order()->size();
+  const int64_t rows = mixture_->order()->size();
   // As training_loader: an epoch has the rows of full batches, a batch those of all devices.
   const int64_t used = context.run.drop_last ? rows - rows % context.run.batch_size.value.value_or(1) : rows;
   const int64_t per_batch = batch.batch_size * batch.replicas, batches = (used + per_batch - 1) / per_batch;
-  const double epochs = std::floor(result.epochs);
-  return session_->mixture()->count_rows(
-      static_cast<int64_t>(epochs), std::llround((result.epochs - epochs) * static_cast<double>(batches)) * per_batch,
-      used);
-}
-
-std::string TransformerApp::describe_scores(const RunContext& context, const TrainerResult& result,
-                                            const Metrics&) const {
-  std::string mixture =
-      session_->mixture() ? session_->mixture()->describe_shares(mixed_rows(context, result)) + "\n" : "";
-  if (result.evaluation.empty()) return mixture;
-  return mixture +
-         fmt::format(
-             "validation loss {:.4f}, perplexity {:.3f}, {:.4f} bits per character (best loss {:.4f} at step {})\n",
-             result.evaluation.at("loss"), result.evaluation.at("perplexity"),
-             result.evaluation.at("bits_per_character"), result.best_evaluation.at("loss"), result.best_step);
-}
-
-absl::StatusOr<Metrics> TransformerApp::test(RunContext& context, const TrainedModel& trained) {
-  if (trained.result.signal != 0) return Metrics{};
-  TRAINKIT_RETURN_IF_ERROR(trained.load_best().status());
-  if (context.placement.is_first()) TRAINKIT_RETURN_IF_ERROR(sample_at_end(context, trained));
-  return session_->mixture() ? session_->mixture()->shares(mixed_rows(context, trained.result)) : Metrics{};
-}
-
-absl::Status TransformerApp::sample_at_end(RunContext& context, const TrainedModel& trained) {
-  Transformer model(std::dynamic_pointer_cast<TransformerImpl>(trained.devices.module()));
-  TRAINKIT_ASSIGN_OR_RETURN(last_sample_, session_->sample(model, options_.sampling.max_tokens));
-  const bool is_best = trained.best && trained.best->step() >= 0;
-  const int64_t step = is_best ? trained.best->step() : trained.result.steps;
-  const char* which = is_best ? ", the best in validation" : ", the last weights";
-  keep_sample(context, {.step = kLastSample, .title = sample_title(step, context) + which, .text = last_sample_},
-              trained.result.best_evaluation);
+  const double epochs = std::floor(tested.epochs);
+  mixed_rows_ =
+      mixture_->count_rows(static_cast<int64_t>(epochs),
+                           std::llround((tested.epochs - epochs) * static_cast<double>(batches)) * per_batch, used);
+  tested.scores.merge(mixture_->shares(mixed_rows_));
   return absl::OkStatus();
 }
 
-absl::Status TransformerApp::finish(RunContext& context, const TrainedModel&) {
-  context.print("\n--- text generated by the model ---\n" + last_sample_ + "\n---");
+absl::Status TransformerApp::finish(RunContext& context, const TrainerResult&) {
+  if (mixture_) context.print(mixture_->describe_shares(mixed_rows_));
   return absl::OkStatus();
-}
-
-absl::Status TransformerApp::adapt_weights(RunContext&, const RunWeights& from, LoadWeightsOptions& options,
-                                           RunFacts& facts) {
-  return adapt_rows(from, *session_->corpus().tokenizer, options_, options, facts);
 }
 
 }  // namespace trainkit::transformer

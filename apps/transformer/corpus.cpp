@@ -5,28 +5,18 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
-#include <set>
-#include <span>
 
-#include "core/base/utf8.h"
+#include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/format.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
+#include "trainkit/io/folder_files.h"
 
 namespace trainkit::transformer {
 namespace {
-
-/// Returns the characters of a char tokenizer.
-std::set<uint32_t> characters_of(const Tokenizer& tokenizer) {
-  std::set<uint32_t> characters;
-  for (int64_t id = 0; id < tokenizer.vocab_size(); ++id) {
-    uint32_t character = 0;
-    decode_utf8(tokenizer.token_bytes(static_cast<TokenId>(id)), character);
-    characters.insert(character);
-  }
-  return characters;
-}
 
 /// Returns the tokenizer of a new run. The characters are those of all texts.
 absl::StatusOr<std::shared_ptr<const Tokenizer>> make_tokenizer(const CorpusOptions& options,
@@ -34,13 +24,15 @@ absl::StatusOr<std::shared_ptr<const Tokenizer>> make_tokenizer(const CorpusOpti
   if (options.tokenizer == "gpt2") {
     return Gpt2Tokenizer::open(options.vocab, options.merges, {.special_tokens = options.allow_special_tokens});
   }
-  std::set<uint32_t> characters;
+  std::string characters;
   for (const Text& text : texts) {
     const auto tokenizer = CharTokenizer::from_text(text.content);
     if (!tokenizer.ok()) return add_file_to_error(tokenizer.status(), text.name);
-    characters.merge(characters_of(**tokenizer));
+    for (int64_t id = 0; id < (*tokenizer)->vocab_size(); ++id) {
+      characters += (*tokenizer)->token_bytes(static_cast<TokenId>(id));
+    }
   }
-  return CharTokenizer::from_characters({characters.begin(), characters.end()});
+  return CharTokenizer::from_text(characters);
 }
 
 /// Encodes each document of `text` by itself and ends it with `end`.
@@ -84,8 +76,8 @@ absl::StatusOr<TokenizedText> tokenize(const Text& text, const Tokenizer& tokeni
   TRAINKIT_RETURN_IF_ERROR(text.file->check());
   if (!tokens.ok()) return add_file_to_error(tokens.status(), text.name);
   if (tokens->size() < least_tokens) {
-    return bad_text("data.empty", text.name, "the text is too short", fmt::format("{} tokens", tokens->size()),
-                    fmt::format("at least {}", least_tokens));
+    return data_error("data.empty", {.file = text.name}, "the text is too short",
+                      fmt::format("{} tokens", tokens->size()), fmt::format("at least {}", least_tokens));
   }
   return TokenizedText{.source = text.name,
                        .bytes = static_cast<int64_t>(text.content.size()),
@@ -107,34 +99,22 @@ std::string digest_of(const CorpusOptions& options, std::span<const Text> texts)
   return Digest::of(all);
 }
 
-/// Adds the characters and tokens of tokens [begin, end) to the sums.
-void count_characters(const TokenFile& tokens, const std::vector<int64_t>& characters, int64_t begin, int64_t end,
-                      int64_t& sum, int64_t& count) {
-  std::vector<int64_t> some(1 << 16);
-  for (int64_t at = begin; at < end; at += static_cast<int64_t>(some.size())) {
-    const auto size = static_cast<size_t>(std::min<int64_t>(static_cast<int64_t>(some.size()), end - at));
-    tokens.read(at, {some.data(), size});
-    for (size_t i = 0; i < size; ++i) sum += characters[static_cast<size_t>(some[i])];
-  }
-  count += end - begin;
-}
-
-/// Returns the mean number of characters per token of the validation part.
+/// Returns the mean number of characters per token of the validation texts.
 double characters_per_token(const Corpus& corpus) {
-  std::vector<int64_t> characters(static_cast<size_t>(corpus.tokenizer->vocab_size()));
+  std::vector<int64_t> characters(static_cast<size_t>(corpus.tokenizer->vocab_size())), some(1 << 16);
   for (size_t id = 0; id < characters.size(); ++id) {
     const std::string_view bytes = corpus.tokenizer->token_bytes(static_cast<TokenId>(id));
     characters[id] = std::count_if(bytes.begin(), bytes.end(), [](char c) { return (c & 0xc0) != 0x80; });
   }
   if (const auto end = document_end_token(*corpus.tokenizer)) characters[*end] = 0;
   int64_t sum = 0, count = 0;
-  const auto add = [&](const TokenizedText& text) {
-    count_characters(text.tokens, characters, text.train_tokens, text.tokens.size(), sum, count);
-  };
-  if (corpus.validation) {
-    add(*corpus.validation);
-  } else {
-    for (const TokenizedText& text : corpus.texts) add(text);
+  for (const TokenizedText& text : corpus.validation_texts()) {
+    for (int64_t at = text.train_tokens; at < text.tokens.size(); at += std::ssize(some)) {
+      const auto read = std::span(some).first(static_cast<size_t>(std::min(std::ssize(some), text.tokens.size() - at)));
+      text.tokens.read(at, read);
+      for (const int64_t token : read) sum += characters[static_cast<size_t>(token)];
+    }
+    count += text.tokens.size() - text.train_tokens;
   }
   return static_cast<double>(sum) / static_cast<double>(count);
 }
@@ -142,15 +122,21 @@ double characters_per_token(const Corpus& corpus) {
 absl::Status check_lengths(const std::string& source, int64_t train, std::optional<int64_t> validation,
                            int64_t block_size) {
   if (train < block_size + 1) {
-    return bad_text("data.empty", source, "the training part of the text is too short", fmt::format("{} tokens", train),
-                    fmt::format("at least {} (block_size + 1)", block_size + 1),
-                    "use more text or a smaller --block-size");
+    return data_error("data.empty", {.file = source}, "the training part of the text is too short",
+                      fmt::format("{} tokens", train), fmt::format("at least {} (block_size + 1)", block_size + 1),
+                      "use more text or a smaller --block-size");
   }
   if (validation && *validation < 2) {
-    return bad_text("data.empty", source, "the validation part of the text is too short",
-                    fmt::format("{} tokens", *validation), "at least 2", "use more text");
+    return data_error("data.empty", {.file = source}, "the validation part of the text is too short",
+                      fmt::format("{} tokens", *validation), "at least 2", "use more text");
   }
   return absl::OkStatus();
+}
+
+/// Returns the name of the files of text `i`: "corpus", "corpus-2", ..., "validation".
+std::string file_name(const CorpusOptions& options, size_t i) {
+  if (i == std::max<size_t>(options.inputs.size(), 1)) return "validation";
+  return i == 0 ? "corpus" : fmt::format("corpus-{}", i + 1);
 }
 
 /// Opens the inputs, then the validation text.
@@ -160,19 +146,15 @@ absl::StatusOr<std::vector<Text>> open_texts(const CorpusOptions& options, const
   how.replace_end_of_text = is_char && options.allow_special_tokens;
   // A run on plain text has no character for the end of a document.
   if (is_char && saved && !document_end_token(*saved)) how.document_end = '\n';
+  std::vector<TextInput> inputs = options.inputs;
+  if (inputs.empty()) inputs.emplace_back();
+  if (!options.validation_input.empty()) inputs.push_back({.path = options.validation_input});
   const std::string& folder = options.prepared_dir.empty() ? options.cache_dir : options.prepared_dir;
   std::vector<Text> texts;
-  const auto open = [&](const std::string& input, const std::string& name) -> absl::Status {
-    auto text = open_text(input, how, folder + "/" + name + ".txt");
-    if (!text.ok()) return text.status();
-    texts.push_back(*std::move(text));
-    return absl::OkStatus();
-  };
-  if (options.inputs.empty()) TRAINKIT_RETURN_IF_ERROR(open("", "corpus"));
-  for (size_t i = 0; i < options.inputs.size(); ++i) {
-    TRAINKIT_RETURN_IF_ERROR(open(options.inputs[i].path, i == 0 ? "corpus" : fmt::format("corpus-{}", i + 1)));
+  for (const TextInput& input : inputs) {
+    const std::string prepared = folder + "/" + file_name(options, texts.size()) + ".txt";
+    TRAINKIT_ASSIGN_OR_RETURN(texts.emplace_back(), open_text(input.path, how, prepared));
   }
-  if (!options.validation_input.empty()) TRAINKIT_RETURN_IF_ERROR(open(options.validation_input, "validation"));
   return texts;
 }
 
@@ -192,14 +174,65 @@ std::optional<TextInput> parse_input(const std::string& text) {
   return input;
 }
 
-std::optional<TokenId> document_end_token(const Tokenizer& tokenizer) {
-  if (const auto* gpt2 = dynamic_cast<const Gpt2Tokenizer*>(&tokenizer)) return gpt2->end_of_text();
-  for (int64_t id = 0; id < tokenizer.vocab_size(); ++id) {
-    if (tokenizer.token_bytes(static_cast<TokenId>(id)) == std::string_view(&kDocumentEnd, 1)) {
-      return static_cast<TokenId>(id);
+RunFacts Corpus::describe(const TextOptions& options) const {
+  RunFacts facts;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const TokenizedText& text = texts[i];
+    std::string line = fmt::format("{}: {}, {} tokens, vocabulary {} ({})", text.source, format_size(text.bytes),
+                                   text.tokens.size(), tokenizer->vocab_size(), tokenizer->name());
+    if (!validation) {
+      line += fmt::format("; the last {} tokens are for validation", text.tokens.size() - text.train_tokens);
     }
+    facts.emplace_back(i == 0 ? "text" : fmt::format("text {}", i + 1), line + describe_findings(text, options));
   }
-  return std::nullopt;
+  if (validation) {
+    facts.emplace_back("validation",
+                       fmt::format("{}: {}, {} tokens{}", validation->source, format_size(validation->bytes),
+                                   validation->tokens.size(), describe_findings(*validation, options)));
+  }
+  return facts;
+}
+
+std::vector<std::shared_ptr<const TokenWindows>> windows_of(std::span<const TokenizedText> texts,
+                                                            TokenWindowsOptions options) {
+  std::vector<std::shared_ptr<const TokenWindows>> windows;
+  for (const TokenizedText& text : texts) {
+    (options.whole ? options.begin : options.end) = text.train_tokens;
+    windows.push_back(std::make_shared<TokenWindows>(text.tokens, options));
+  }
+  return windows;
+}
+
+std::string describe_findings(const TokenizedText& text, const TextOptions& options) {
+  std::string findings;
+  if (text.crlf > 0) {
+    findings += fmt::format("; {} CRLF line ends{}", text.crlf,
+                            options.normalize_newlines ? " converted to LF" : " (--normalize_newlines converts them)");
+  }
+  if (text.empty_documents > 0) findings += fmt::format("; {} empty documents skipped", text.empty_documents);
+  if (const std::string note = left_out_note(text.left_out); !note.empty()) findings += "; " + note;
+  return findings;
+}
+
+TokenizeProgress tokenize_progress() {
+  return [shown = int64_t{-1}](int64_t done, int64_t total) mutable {
+    const int64_t tenth = total > (int64_t{16} << 20) ? done * 10 / total : -1;
+    if (tenth > shown) {
+      shown = tenth;
+      std::fprintf(stderr, "tokenizing %d%%\n", static_cast<int>(tenth * 10));
+    }
+    return true;
+  };
+}
+
+absl::Status check_documents(const Corpus& corpus) {
+  const auto end = document_end_token(*corpus.tokenizer);
+  for (const TokenizedText& text : corpus.texts) {
+    if (end && count_tokens(text.tokens, 0, text.train_tokens, *end) > 0) return absl::OkStatus();
+  }
+  return data_error("data.documents", {.file = corpus.texts.front().source}, "no document ends in the training text",
+                    "", "a .jsonl file, a folder of texts, or <|endoftext|> between documents",
+                    "--allow_special_tokens parses <|endoftext|>; --no-pack_documents trains on the text as a whole");
 }
 
 absl::StatusOr<Corpus> tokenize_corpus(const CorpusOptions& options, int64_t least_tokens,
@@ -217,8 +250,7 @@ absl::StatusOr<Corpus> tokenize_corpus(const CorpusOptions& options, int64_t lea
   const std::string kind = corpus.tokenizer->name();
   const size_t inputs = std::max<size_t>(options.inputs.size(), 1);
   for (size_t i = 0; i < texts.size(); ++i) {
-    const std::string name = i == inputs ? "validation" : i == 0 ? "corpus" : fmt::format("corpus-{}", i + 1);
-    const std::string cache = fmt::format("{}/{}.{}.tokens", options.cache_dir, name, kind);
+    const std::string cache = fmt::format("{}/{}.{}.tokens", options.cache_dir, file_name(options, i), kind);
     TRAINKIT_ASSIGN_OR_RETURN(TokenizedText text, tokenize(texts[i], *corpus.tokenizer, cache, least_tokens, progress));
     if (i == inputs) {
       corpus.validation = std::move(text);

@@ -7,10 +7,13 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "trainkit/data/token_windows.h"
+#include "trainkit/report/summary.h"
 #include "trainkit/text/tokenizer.h"
 #include "transformer/text.h"
 
@@ -81,7 +84,27 @@ struct Corpus {
   /// Mean number of characters (code points) per token of the validation text; 1 with the char tokenizer. The end of a
   /// document is no character.
   double characters_per_token = 1;
+
+  /// Texts with the validation parts: that of validation_input, or the inputs.
+  std::span<const TokenizedText> validation_texts() const {
+    return validation ? std::span(&*validation, 1) : std::span(texts);
+  }
+  /// Returns the facts "text", "text 2", ... and "validation" of a run.
+  RunFacts describe(const TextOptions& options) const;
 };
+
+/// Name of the tokenizer's file in a run's folder.
+inline constexpr char kTokenizerFile[] = "tokenizer.json";
+
+/// Makes a data set of each text: of its training part, or with `whole` of its validation part.
+std::vector<std::shared_ptr<const TokenWindows>> windows_of(std::span<const TokenizedText> texts,
+                                                            TokenWindowsOptions options);
+
+/// Describes what reading a text has found, for the end of a line: "; 12 CRLF line ends (...)". Empty: nothing.
+std::string describe_findings(const TokenizedText& text, const TextOptions& options);
+
+/// Reports progress on stderr in steps of 10 %, for texts above 16 MiB.
+TokenizeProgress tokenize_progress();
 
 /// Reads, checks and tokenizes the texts without a split: train_tokens is 0 and characters_per_token 1. Errors: those
 /// of prepare_corpus; data.empty for a text with fewer than `least_tokens` tokens.
@@ -92,8 +115,7 @@ absl::StatusOr<Corpus> tokenize_corpus(const CorpusOptions& options, int64_t lea
 /// open_text, Tokenizer and write_token_file; data.empty if a training or validation part is too short.
 absl::StatusOr<Corpus> prepare_corpus(const CorpusOptions& options, const TokenizeProgress& progress = {});
 
-/// Returns the token that ends a document: GPT-2's "<|endoftext|>", or the character kDocumentEnd of the char
-/// tokenizer. nullopt if the vocabulary lacks it.
-std::optional<TokenId> document_end_token(const Tokenizer& tokenizer);
+/// Checks that a training text has documents. data.documents (exit code 4).
+absl::Status check_documents(const Corpus& corpus);
 
 }  // namespace trainkit::transformer

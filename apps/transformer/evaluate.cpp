@@ -2,71 +2,35 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
-#include <numbers>
-#include <span>
-#include <vector>
-
 #include "trainkit/app/placement.h"
 #include "trainkit/core/format.h"
 #include "trainkit/core/status.h"
+#include "trainkit/tasks/language.h"
 #include "transformer/corpus.h"
-#include "transformer/session.h"
-#include "transformer/text_dataset.h"
+#include "transformer/model.h"
 
 namespace trainkit::transformer {
 namespace {
 
-/// Sums over the predicted tokens of a text.
-struct Score {
-  double loss = 0;
-  int64_t tokens = 0;
-  int64_t bytes = 0;
-};
-
-/// Returns the bytes of each token; 0 for the end of a document, which is no text.
-std::vector<int64_t> token_sizes(const Tokenizer& tokenizer) {
-  std::vector<int64_t> sizes;
-  for (int64_t id = 0; id < tokenizer.vocab_size(); ++id) {
-    sizes.push_back(static_cast<int64_t>(tokenizer.token_bytes(static_cast<TokenId>(id)).size()));
-  }
-  if (const auto end = document_end_token(tokenizer)) sizes[*end] = 0;
-  return sizes;
-}
-
 /// Scores all tokens of each text but the first. It sums like the trainer's evaluation, so the validation text gives
 /// the validation loss.
-absl::StatusOr<Score> score_texts(const TrainedRun& run, const TransformerOptions& options, const Corpus& corpus) {
-  const auto end_token = document_end_token(*corpus.tokenizer);
-  const int64_t document_end = options.pack_documents && end_token ? int64_t{*end_token} : -1;
-  std::vector<std::shared_ptr<const TokenWindows>> texts;
-  for (const TokenizedText& text : corpus.texts) {
-    texts.push_back(std::make_shared<const TokenWindows>(
-        text.tokens,
-        TokenWindowsOptions{.block_size = options.model.block_size, .whole = true, .document_end = document_end}));
-  }
+absl::StatusOr<Metrics> score_texts(const TrainedRun& run, const TransformerOptions& options, const Corpus& corpus) {
+  TokenWindowsOptions how{.block_size = options.model.block_size, .whole = true};
+  if (const auto end = document_end_token(*corpus.tokenizer); end && options.pack_documents) how.document_end = *end;
   // The run's own --eval_max_rows shortens its evaluations during training.
   const bool shortens = run.parser.source("eval_max_rows").starts_with("--");
-  const ValidationRows windows = validation_rows(texts, shortens ? options.eval_max_rows : 0);
   const int64_t vocab_size = corpus.tokenizer->vocab_size();
   TRAINKIT_RETURN_IF_ERROR(validate(model_config(options, vocab_size)));
   TRAINKIT_ASSIGN_OR_RETURN(const Predictor predictor,
                             run.load([&] { return create_model(options, vocab_size); }, "windows"));
-  const std::vector<int64_t> sizes = token_sizes(*corpus.tokenizer);
-  Score score;
-  const auto forward = [](TransformerImpl& model, const Batch& rows) { return loss_of_windows(model, rows); };
+  const auto score = language_score(corpus.tokenizer);
   const auto take = [&](const Batch& rows, const at::Tensor& loss) {
-    const int64_t targets = windows.targets(rows.row_indices());
-    if (targets > 0) score.loss += loss.item<double>() * static_cast<double>(targets);
-    score.tokens += targets;
-    const at::Tensor predicted = rows["y"].cpu().contiguous();
-    for (const int64_t token : std::span(predicted.const_data_ptr<int64_t>(), static_cast<size_t>(predicted.numel()))) {
-      if (token != kIgnoreIndex) score.bytes += sizes[static_cast<size_t>(token)];
-    }
+    score->update(loss, rows);
     return absl::OkStatus();
   };
-  TRAINKIT_RETURN_IF_ERROR(predictor.run(windows.dataset, forward, take).status());
-  return score;
+  const ValidationRows rows = validation_rows(windows_of(corpus.texts, how), shortens ? options.eval_max_rows : 0);
+  TRAINKIT_RETURN_IF_ERROR(predictor.run(rows.dataset, loss_of_windows, take).status());
+  return score->result();
 }
 
 /// Returns the texts to evaluate: --input given now, else --validation_input given now or of the run.
@@ -87,17 +51,15 @@ absl::StatusOr<int> evaluate_text(const TrainedRun& run, const TransformerOption
   text.validation_input.clear();
   TRAINKIT_ASSIGN_OR_RETURN(text.saved_tokenizer, run.file(kTokenizerFile, "its tokenizer"));
   TRAINKIT_ASSIGN_OR_RETURN(const Corpus corpus, tokenize_corpus(text, /*least_tokens=*/2, tokenize_progress()));
-  TRAINKIT_ASSIGN_OR_RETURN(const Score score, score_texts(run, options, corpus));
-  const double loss = score.loss / static_cast<double>(score.tokens);
-  const double bits = score.loss / std::numbers::ln2 / static_cast<double>(score.bytes);
+  TRAINKIT_ASSIGN_OR_RETURN(const Metrics score, score_texts(run, options, corpus));
   for (const TokenizedText& each : corpus.texts) {
-    print_line(
-        fmt::format("text           {}: {}{}", each.source, format_size(each.bytes), describe_findings(each, options)));
+    print_line(fmt::format("text           {}: {}{}", each.source, format_size(each.bytes),
+                           describe_findings(each, text.text)));
   }
-  print_line(fmt::format("tokens         {} predicted", score.tokens));
-  print_line(fmt::format("loss           {:.6f}", loss));
-  print_line(fmt::format("perplexity     {:.4f}", std::exp(loss)));
-  print_line(fmt::format("bits per byte  {:.6f}", bits));
+  print_line(fmt::format("tokens         {:.0f} predicted", score.at("tokens")));
+  print_line(fmt::format("loss           {:.6f}", score.at("loss")));
+  print_line(fmt::format("perplexity     {:.4f}", score.at("perplexity")));
+  print_line(fmt::format("bits per byte  {:.6f}", score.at("bits_per_byte")));
   return 0;
 }
 

@@ -5,7 +5,7 @@
 #include "trainkit/app/initial_weights.h"
 #include "trainkit/core/status.h"
 #include "trainkit/nn/transformer.h"
-#include "transformer/session.h"
+#include "transformer/corpus.h"
 
 namespace trainkit::transformer {
 namespace {

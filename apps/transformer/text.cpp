@@ -1,20 +1,19 @@
 #include "transformer/text.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
 
+#include "core/base/strict_json.h"
 #include "core/base/utf8.h"
 #include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/folder_files.h"
-#include "trainkit/text/tokenizer.h"
 #include "transformer/demo_text.h"
-#include "transformer/json_lines.h"
-#include "transformer/text_writer.h"
 
 namespace trainkit::transformer {
 namespace {
@@ -22,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kLicences[] = "/usr/share/common-licenses";
-constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
+constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf", kCrlf = "\r\n";
 
 std::string_view skip_byte_order_mark(std::string_view text) {
   if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
@@ -35,75 +34,165 @@ bool is_invisible(uint32_t c) {
          (c >= 0x2028 && c <= 0x202f) || (c >= 0x205f && c <= 0x206f) || c == 0x3000 || c == 0xfeff;
 }
 
-/// Returns the files of `folder`, with their paths.
-absl::StatusOr<FolderFiles> files_of(const std::string& folder) {
-  std::error_code error;
-  FolderFiles files = list_files(folder, {}, error);
-  if (error) return bad_text("data.unreadable", folder, "cannot be read", error.message(), "a folder of text files");
-  if (files.names.empty()) {
-    return bad_text("data.empty", folder, "no file in this folder", left_out_note(files.left_out),
-                    "a folder of text files");
-  }
-  for (std::string& name : files.names) name = (fs::path(folder) / name).string();
-  return files;
-}
-
 bool is_jsonl(const std::string& path) { return path.ends_with(".jsonl"); }
 
 int64_t count_crlf(std::string_view text) {
   int64_t count = 0;
-  for (size_t at = text.find("\r\n"); at != text.npos; at = text.find("\r\n", at + 2)) ++count;
+  for (size_t at = text.find(kCrlf); at != text.npos; at = text.find(kCrlf, at + 2)) ++count;
   return count;
 }
 
-/// Appends one file to the prepared text.
-absl::Status append_file(const std::string& path, const TextOptions& options, TextWriter& writer, Text& text) {
-  TRAINKIT_ASSIGN_OR_RETURN(const auto map, MappedFile::open(path));
-  const std::string_view content = skip_byte_order_mark(map->text());
-  if (content.empty()) text.left_out.push_back(split_path(path).second + " (empty)");
-  if (is_jsonl(path)) {
-    const auto take = [&](const std::string& document) {
-      text.crlf += count_crlf(document);
-      return writer.append_document(document);
+/// Returns the string in `field` of a line of JSON. `blame` has the place.
+absl::StatusOr<std::string> read_json_line(const Error& blame, std::string_view line, const std::string& field) {
+  TRAINKIT_ASSIGN_OR_RETURN(nlohmann::json object, detail::parse_strict_json(line, blame));
+  const auto bad = [&](const std::string& name, const std::string& problem, const std::string& got,
+                       const std::string& expected, const std::string& hint = "") {
+    Error error = blame;
+    error.field = name, error.problem = problem, error.got = got, error.expected = expected, error.hint = hint;
+    return to_status(error);
+  };
+  if (!object.is_object()) return bad("", "not a JSON object", object.type_name(), "{\"" + field + "\": \"...\"}");
+  const auto found = object.find(field);
+  if (found == object.end()) {
+    std::vector<std::string> others;
+    for (const auto& [name, value] : object.items()) {
+      if (value.is_string() && others.size() < 5) others.push_back(escape_text(name));
+    }
+    return bad(field, "no such field", "", "a field with the text",
+               others.empty() ? "" : fmt::format("--jsonl_field selects one of: {}", fmt::join(others, ", ")));
+  }
+  if (!found->is_string()) return bad(field, "not a string", found->type_name(), "a string");
+  std::string& text = found->get_ref<std::string&>();
+  if (text.find('\0') != text.npos) return bad(field, "a NUL character in a text", "\\u0000", "text");
+  return std::move(text);
+}
+
+/// Writes a prepared text: converted line ends and markers, and the ends of its documents.
+class TextWriter {
+ public:
+  /// Keeps references.
+  TextWriter(WritableFile& file, const TextOptions& options, Text& text)
+      : file_(file), options_(options), text_(text) {}
+
+  /// Appends a file, whose first bytes are no byte order mark.
+  absl::Status append_file(const std::string& path, std::string_view content) {
+    if (is_jsonl(path)) return append_json_lines(path, content);
+    if (content.empty()) return absl::OkStatus();
+    TRAINKIT_RETURN_IF_ERROR(add_file_to_error(check_text(content), path));
+    text_.crlf += count_crlf(content);
+    if (options_.files_are_documents) return append_document(content);
+    TRAINKIT_RETURN_IF_ERROR(append(content));
+    return content.ends_with('\n') ? absl::OkStatus() : append("\n");
+  }
+
+  /// Appends `text`, converted as the options say.
+  absl::Status append(std::string_view text) {
+    // Each search starts after the last match, so that the text is read once.
+    const auto next = [&](bool wanted, std::string_view what, size_t at) {
+      return wanted ? std::min(text.find(what, at), text.size()) : text.size();
     };
-    TRAINKIT_RETURN_IF_ERROR(for_each_json_line(path, content, options.jsonl_field, take));
-    return map->check();
+    constexpr std::string_view kMarker = Gpt2Tokenizer::kEndOfText;
+    size_t at = 0, crlf = next(options_.normalize_newlines, kCrlf, 0);
+    size_t marker = next(options_.replace_end_of_text, kMarker, 0);
+    while (true) {
+      const size_t end = std::min(crlf, marker);
+      TRAINKIT_RETURN_IF_ERROR(put(text.substr(at, end - at)));
+      if (end == text.size()) return absl::OkStatus();
+      const bool is_line_end = end == crlf;
+      TRAINKIT_RETURN_IF_ERROR(put(is_line_end ? "\n" : std::string_view(&options_.document_end, 1)));
+      at = end + (is_line_end ? kCrlf.size() : kMarker.size());
+      (is_line_end ? crlf : marker) = next(true, is_line_end ? kCrlf : kMarker, at);
+    }
   }
-  if (content.empty()) return absl::OkStatus();
-  if (absl::Status status = check_text(content); !status.ok()) return add_file_to_error(status, path);
-  text.crlf += count_crlf(content);
-  if (options.files_are_documents) {
-    TRAINKIT_RETURN_IF_ERROR(writer.append_document(content));
-  } else {
-    TRAINKIT_RETURN_IF_ERROR(writer.append(content));
-    if (!content.ends_with('\n')) TRAINKIT_RETURN_IF_ERROR(writer.append("\n"));
+
+  absl::Status flush() {
+    TRAINKIT_RETURN_IF_ERROR(file_.append(buffer_));
+    buffer_.clear();
+    return absl::OkStatus();
   }
-  return map->check();
+
+ private:
+  absl::Status put(std::string_view bytes) {
+    constexpr size_t kBufferBytes = size_t{1} << 20;
+    buffer_ += bytes;
+    return buffer_.size() < kBufferBytes ? absl::OkStatus() : flush();
+  }
+
+  /// Appends a document and its end. Skips an empty one.
+  absl::Status append_document(std::string_view text) {
+    if (text.empty()) return ++text_.empty_documents, absl::OkStatus();
+    TRAINKIT_RETURN_IF_ERROR(append(text));
+    TRAINKIT_RETURN_IF_ERROR(put({&options_.document_end, 1}));
+    text_.documents.push_back(file_.size_bytes() + static_cast<int64_t>(buffer_.size()));
+    return absl::OkStatus();
+  }
+
+  absl::Status append_json_lines(const std::string& path, std::string_view content) {
+    int64_t number = 0;
+    for (size_t begin = 0; begin < content.size();) {
+      const size_t end = std::min(content.find('\n', begin), content.size());
+      const std::string_view line = content.substr(begin, end - begin);
+      begin = end + 1;
+      ++number;
+      if (line.find_first_not_of(" \t\r") == line.npos) continue;
+      const Error blame{.exit_code = ExitCode::kData, .id = "data.jsonl", .where = fmt::format("{}:{}", path, number)};
+      TRAINKIT_ASSIGN_OR_RETURN(const std::string document, read_json_line(blame, line, options_.jsonl_field));
+      text_.crlf += count_crlf(document);
+      TRAINKIT_RETURN_IF_ERROR(append_document(document));
+    }
+    return absl::OkStatus();
+  }
+
+  WritableFile& file_;
+  const TextOptions& options_;
+  Text& text_;
+  std::string buffer_;
+};
+
+/// Makes the content of `text` what `write` appends to the file `prepared`.
+absl::Status write_prepared(const std::string& prepared, const TextOptions& options, Text& text,
+                            const std::function<absl::Status(TextWriter&)>& write) {
+  const auto [folder, file] = split_path(prepared);
+  TRAINKIT_ASSIGN_OR_RETURN(const Directory directory, Fs::posix().open_directory(folder));
+  TRAINKIT_RETURN_IF_ERROR(write_file_atomically(directory, file, [&](WritableFile& out) -> absl::Status {
+    TextWriter writer(out, options, text);
+    TRAINKIT_RETURN_IF_ERROR(write(writer));
+    return writer.flush();
+  }));
+  TRAINKIT_ASSIGN_OR_RETURN(text.file, MappedFile::open(prepared));
+  text.content = text.file->text();
+  return absl::OkStatus();
 }
 
 /// Checks the files and writes them as one text to `prepared`. Maps one input file at a time.
 absl::StatusOr<Text> prepare(std::string name, const std::vector<std::string>& files, const TextOptions& options,
                              const std::string& prepared) {
   Text text{.name = std::move(name)};
-  const auto [folder, file] = split_path(prepared);
-  TRAINKIT_ASSIGN_OR_RETURN(const Directory directory, Fs::posix().open_directory(folder));
-  TRAINKIT_RETURN_IF_ERROR(write_file_atomically(directory, file, [&](WritableFile& out) -> absl::Status {
-    TextWriter writer(out, options);
-    for (const std::string& each : files) TRAINKIT_RETURN_IF_ERROR(append_file(each, options, writer, text));
-    text.documents = writer.documents();
-    text.empty_documents = writer.empty_documents();
-    return writer.flush();
+  TRAINKIT_RETURN_IF_ERROR(write_prepared(prepared, options, text, [&](TextWriter& writer) -> absl::Status {
+    for (const std::string& path : files) {
+      TRAINKIT_ASSIGN_OR_RETURN(const auto map, MappedFile::open(path));
+      const std::string_view content = skip_byte_order_mark(map->text());
+      if (content.empty()) text.left_out.push_back(split_path(path).second + " (empty)");
+      TRAINKIT_RETURN_IF_ERROR(writer.append_file(path, content));
+      TRAINKIT_RETURN_IF_ERROR(map->check());
+    }
+    return absl::OkStatus();
   }));
-  TRAINKIT_ASSIGN_OR_RETURN(text.file, MappedFile::open(prepared));
-  text.content = text.file->text();
-  if (text.content.empty()) {
-    return bad_text("data.empty", files.front(), "no text in this file", fmt::format("{} files", files.size()), "text");
-  }
-  return text;
+  if (!text.content.empty()) return text;
+  return data_error("data.empty", {.file = files.front()}, "no text in this file",
+                    fmt::format("{} files", files.size()), "text");
 }
 
 absl::StatusOr<Text> open_folder(const std::string& folder, const TextOptions& options, const std::string& prepared) {
-  TRAINKIT_ASSIGN_OR_RETURN(const FolderFiles files, files_of(folder));
+  std::error_code error;
+  FolderFiles files = list_files(folder, {}, error);
+  const std::string expected = "a folder of text files";
+  if (error) return data_error("data.unreadable", {.file = folder}, "cannot be read", error.message(), expected);
+  if (files.names.empty()) {
+    return data_error("data.empty", {.file = folder}, "no file in this folder", left_out_note(files.left_out),
+                      expected);
+  }
+  for (std::string& name : files.names) name = (fs::path(folder) / name).string();
   TRAINKIT_ASSIGN_OR_RETURN(
       Text text, prepare(fmt::format("{} ({} files)", folder, files.names.size()), files.names, options, prepared));
   text.left_out.insert(text.left_out.end(), files.left_out.begin(), files.left_out.end());
@@ -113,26 +202,19 @@ absl::StatusOr<Text> open_folder(const std::string& folder, const TextOptions& o
 /// Opens a plain text file. It is converted only if that changes it.
 absl::StatusOr<Text> open_file(std::string name, const std::string& path, const TextOptions& options,
                                const std::string& prepared) {
-  TRAINKIT_ASSIGN_OR_RETURN(auto file, MappedFile::open(path));
+  TRAINKIT_ASSIGN_OR_RETURN(const auto file, MappedFile::open(path));
   const std::string_view content = skip_byte_order_mark(file->text());
-  if (absl::Status status = check_text(content); !status.ok()) return add_file_to_error(status, path);
-  const int64_t crlf = count_crlf(content);
+  TRAINKIT_RETURN_IF_ERROR(add_file_to_error(check_text(content), path));
+  Text text{.name = std::move(name), .file = file, .content = content, .crlf = count_crlf(content)};
   const bool has_marker = options.replace_end_of_text && content.find(Gpt2Tokenizer::kEndOfText) != content.npos;
-  if (!has_marker && !(options.normalize_newlines && crlf > 0)) {
+  if (has_marker || (options.normalize_newlines && text.crlf > 0)) {
+    TRAINKIT_RETURN_IF_ERROR(write_prepared(prepared, options, text, [&](TextWriter& writer) -> absl::Status {
+      TRAINKIT_RETURN_IF_ERROR(writer.append(content));
+      return file->check();
+    }));
+  } else {
     TRAINKIT_RETURN_IF_ERROR(file->check());
-    return Text{.name = std::move(name), .file = std::move(file), .content = content, .crlf = crlf};
   }
-  Text text{.name = std::move(name), .crlf = crlf};
-  const auto [folder, prepared_name] = split_path(prepared);
-  TRAINKIT_ASSIGN_OR_RETURN(const Directory directory, Fs::posix().open_directory(folder));
-  TRAINKIT_RETURN_IF_ERROR(write_file_atomically(directory, prepared_name, [&](WritableFile& out) -> absl::Status {
-    TextWriter writer(out, options);
-    TRAINKIT_RETURN_IF_ERROR(writer.append(content));
-    TRAINKIT_RETURN_IF_ERROR(writer.flush());
-    return file->check();
-  }));
-  TRAINKIT_ASSIGN_OR_RETURN(text.file, MappedFile::open(prepared));
-  text.content = text.file->text();
   return text;
 }
 
@@ -150,8 +232,7 @@ absl::StatusOr<Text> open_text(const std::string& input, const TextOptions& opti
   std::error_code ignored;
   if (!input.empty()) {
     if (fs::is_directory(input, ignored)) return open_folder(input, options, prepared);
-    if (is_jsonl(input)) return prepare(input, {input}, options, prepared);
-    return open_file(input, input, options, prepared);
+    return is_jsonl(input) ? prepare(input, {input}, options, prepared) : open_file(input, input, options, prepared);
   }
   if (fs::is_directory(kLicences, ignored)) {
     if (auto licences = open_folder(kLicences, options, prepared); licences.ok()) return licences;
@@ -167,33 +248,27 @@ absl::Status add_file_to_error(const absl::Status& status, const std::string& pa
   return to_status(*error, status.code());
 }
 
-absl::Status bad_text(const std::string& id, const std::string& where, const std::string& problem,
-                      const std::string& got, const std::string& expected, const std::string& hint) {
-  return data_error(id, {.file = where}, problem, got, expected, hint);
-}
-
 absl::Status check_text(std::string_view text) {
   bool visible = false;
   for (size_t at = 0; at < text.size();) {
     uint32_t code_point = 0;
     const size_t length = decode_utf8(text.substr(at, 4), code_point);
     if (length == 0 || code_point == 0) {
-      const auto byte = static_cast<unsigned char>(text[at]);
       const bool compressed = text.starts_with("\x1f\x8b");
       const bool utf16 = text.starts_with("\xff\xfe") || text.starts_with("\xfe\xff");
-      return bad_text("data.encoding", fmt::format("@{:#x}", at), length == 0 ? "not UTF-8" : "a NUL byte in a text",
-                      fmt::format("byte {:#04x}", byte), "UTF-8 text",
-                      compressed ? "the file is compressed: unpack it first"
-                      : utf16    ? "the file is UTF-16: convert it with iconv"
-                                 : "convert the file with iconv, or remove it");
+      return data_error("data.encoding", {.offset = static_cast<int64_t>(at)},
+                        length == 0 ? "not UTF-8" : "a NUL byte in a text",
+                        fmt::format("byte {:#04x}", static_cast<unsigned char>(text[at])), "UTF-8 text",
+                        compressed ? "the file is compressed: unpack it first"
+                        : utf16    ? "the file is UTF-16: convert it with iconv"
+                                   : "convert the file with iconv, or remove it");
     }
     visible = visible || !is_invisible(code_point);
     at += length;
   }
-  if (!visible)
-    return bad_text("data.empty", "", "no visible character in this text", fmt::format("{} bytes", text.size()),
+  if (visible) return absl::OkStatus();
+  return data_error("data.empty", {}, "no visible character in this text", fmt::format("{} bytes", text.size()),
                     "text");
-  return absl::OkStatus();
 }
 
 }  // namespace trainkit::transformer

@@ -11,11 +11,9 @@
 #include <vector>
 
 #include "trainkit/io/mapped_file.h"
+#include "trainkit/text/tokenizer.h"
 
 namespace trainkit::transformer {
-
-/// Byte after each document of a prepared text: U+0003, "end of text". The char tokenizer has it as a character.
-inline constexpr char kDocumentEnd = '\x03';
 
 struct TextOptions {
   /// Field of each line of a .jsonl file that has the text.
@@ -63,9 +61,5 @@ absl::Status add_file_to_error(const absl::Status& status, const std::string& pa
 
 /// Checks that `text` is UTF-8 without NUL and contains a visible character.
 absl::Status check_text(std::string_view text);
-
-/// Returns an error about a text, with exit code 4.
-absl::Status bad_text(const std::string& id, const std::string& where, const std::string& problem,
-                      const std::string& got, const std::string& expected, const std::string& hint = "");
 
 }  // namespace trainkit::transformer

@@ -28,4 +28,12 @@ std::string format_scores(const std::vector<ScoreName>& names, const Metrics& sc
   return asides.empty() ? text : text + "  (" + asides + ")";
 }
 
+std::string score_table(const std::vector<ScoreName>& names, const Metrics& scores) {
+  std::string text = "| score | value |\n|---|---|\n";
+  for (const ScoreName& name : names) {
+    if (scores.contains(name.key)) text += fmt::format("| {} | {} |\n", name.title, format_score(name, scores));
+  }
+  return text;
+}
+
 }  // namespace trainkit::detail

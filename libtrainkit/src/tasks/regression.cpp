@@ -58,12 +58,7 @@ class Regression final : public Task {
   std::string row_word() const override { return options_.row_word; }
   absl::Status write(const std::string& folder, const TestedRows& tested, ResultPage& page) const override;
   std::string table(const TestedRows& tested) const override {
-    std::string text = "| score | value |\n|---|---|\n";
-    for (const ScoreName& name : score_names()) {
-      if (tested.scores.contains(name.key))
-        text += fmt::format("| {} | {} |\n", name.title, detail::format_score(name, tested.scores));
-    }
-    return text;
+    return detail::score_table(score_names(), tested.scores);
   }
 
  private:

@@ -48,12 +48,12 @@ absl::StatusOr<at::Tensor> zeros_like_rows(const at::Tensor& some, int64_t rows,
 /// Copies a column of all replicas to the CPU, and exchanges it between ranks, each of which has some of the rows.
 absl::StatusOr<at::Tensor> gather(const std::vector<ReplicaRows>& parts, Column column, int64_t rows,
                                   ProcessGroup* group) {
-  const auto some = std::find_if(parts.begin(), parts.end(), [](const auto& part) { return !part.rows.empty(); });
+  const auto some = std::find_if(parts.begin(), parts.end(), [&](const auto& part) { return !(part.*column).empty(); });
   TRAINKIT_ASSIGN_OR_RETURN(
       const at::Tensor all,
       zeros_like_rows(some == parts.end() ? at::Tensor() : ((*some).*column).front(), rows, group));
   for (const ReplicaRows& part : parts) {
-    if (part.rows.empty()) continue;
+    if ((part.*column).empty()) continue;
     all.index_copy_(0, at::tensor(part.rows, at::kLong), at::cat(part.*column).cpu());
   }
   if (group) TRAINKIT_RETURN_IF_ERROR(group->all_reduce(all, "gathering the predictions"));
@@ -90,7 +90,7 @@ LossFunction Task::validation_loss() const {
 absl::Status Task::add_scores(ProcessGroup* group, Metrics& metrics) const {
   if (const std::string best = monitor(); best != "loss") metrics[best] = std::numeric_limits<double>::quiet_NaN();
   TRAINKIT_ASSIGN_OR_RETURN(const auto score, validation_->take(group));
-  for (const auto& [name, value] : scores(*score, /*is_test=*/false)) metrics[name] = value;
+  for (const auto& [name, value] : evaluation_scores(*score, metrics)) metrics[name] = value;
   return absl::OkStatus();
 }
 
@@ -108,8 +108,9 @@ absl::StatusOr<TestedRows> Task::test(DeviceReplicator& devices, Prefetcher* loa
         scores.update(outputs, own);
         ReplicaRows& part = parts[static_cast<size_t>(replica)];
         part.rows.insert(part.rows.end(), own.row_indices().begin(), own.row_indices().end());
-        part.predictions.push_back(prediction(outputs));
-        part.truth.push_back(truth(own).clone());  // the loader reuses the batch's memory
+        if (const at::Tensor kept = prediction(outputs); kept.defined()) part.predictions.push_back(kept);
+        if (const at::Tensor is = truth(own); is.defined())
+          part.truth.push_back(is.clone());  // the loader reuses memory
       }));
   TestedRows tested;
   tested.bad_samples = loader->bad_samples();

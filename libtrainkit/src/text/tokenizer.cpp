@@ -67,6 +67,16 @@ std::string replace_invalid_utf8(std::string_view text) {
   }
 }
 
+std::optional<TokenId> document_end_token(const Tokenizer& tokenizer) {
+  if (const auto* gpt2 = dynamic_cast<const Gpt2Tokenizer*>(&tokenizer)) return gpt2->end_of_text();
+  for (int64_t id = 0; id < tokenizer.vocab_size(); ++id) {
+    if (tokenizer.token_bytes(static_cast<TokenId>(id)) == std::string_view(&kDocumentEnd, 1)) {
+      return static_cast<TokenId>(id);
+    }
+  }
+  return std::nullopt;
+}
+
 absl::Status save_tokenizer(const Tokenizer& tokenizer, const std::string& path) {
   return write_file_atomically(Fs::posix(), path, tokenizer.to_json());
 }

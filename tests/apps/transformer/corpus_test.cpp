@@ -8,7 +8,6 @@
 
 #include "test_util.h"
 #include "transformer/demo_text.h"
-#include "transformer/session.h"
 
 using namespace trainkit;
 using namespace trainkit::transformer;

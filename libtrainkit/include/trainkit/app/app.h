@@ -37,6 +37,7 @@
 namespace trainkit {
 
 struct OnnxModel;
+struct TrainedModel;  // of functions that are gone
 
 /// Name, description and examples of --help.
 struct AppInfo {
@@ -61,11 +62,31 @@ struct RunContext {
   RunOptions& run;
   const MachineInfo& machine;
   Placement& placement;
-  /// Number of this run among App::repeats(), from 0.
+  /// Number of this run among those of App::repeats(), from 0.
   int64_t repeat = 0;
 
   /// Prints a line on stdout, on rank 0 alone.
   void print(const std::string& line) const;
+};
+
+/// Several runs in a row: with other seeds, or the folds of a cross-validation.
+struct Repeats {
+  /// 1: a single run, in --output_dir itself.
+  int64_t count = 1;
+  /// Each run writes to `<output_dir>/<folder>-<number>`, the numbers from 1.
+  std::string folder = "repeat";
+  /// Singular of what lines call a run: "5 folds".
+  std::string word = "run";
+  /// The first run has --seed, each further one the next number.
+  bool own_seeds = true;
+};
+
+/// What flags ask for instead of training: `--sample TEXT` continues a text.
+struct OtherWork {
+  /// For ConfigParser::check_used: {{"sample"}, "with --sample"}.
+  ProgramMode mode;
+  /// Does it, on one device, and returns the exit code.
+  std::function<absl::StatusOr<int>(const RunOptions& run, at::Device device)> work;
 };
 
 /// A model, its data and its loss.
@@ -78,8 +99,9 @@ struct TrainingTask {
   std::shared_ptr<const Sampler> order = nullptr;
   /// nullptr: no evaluation.
   std::shared_ptr<const Dataset> validation_set = nullptr;
-  /// The kind of task: classification(), regression(), or your own. It gives the losses below and the scores of
-  /// evaluations, and run_app() tests the model on `test_set` and writes and shows the results. nullptr: App does so.
+  /// The kind of task: classification(), regression(), language(), or your own. It gives the losses below and the
+  /// scores of evaluations, and run_app() tests the model on `test_set` and writes and shows the results. nullptr: the
+  /// losses below, and no test but `test`.
   std::shared_ptr<Task> task = nullptr;
   /// Rows of the test; nullptr: no test.
   std::shared_ptr<const Dataset> test_set = nullptr;
@@ -88,8 +110,6 @@ struct TrainingTask {
   /// With one of these: called on rank 0 with the last weights, before the best ones are loaded and tested, also after
   /// a signal.
   std::function<absl::Status(const torch::nn::Module& model)> on_trained = nullptr;
-  /// With App::repeats: what a repeat is, for the line with the mean of their scores: "run", "fold".
-  std::string repeat_word = "run";
   /// Rows known to be unreadable, by part ("train", "validation", "test"), for bad_samples.csv.
   std::vector<std::pair<std::string, std::vector<BadSample>>> bad_samples = {};
   /// The loss of training and of evaluation. Null: the task's, or recipe.loss.
@@ -107,23 +127,6 @@ struct TrainingTask {
   /// Facts about the data for the first lines of the run: {{"data", "150 rows of 4 features"}}. Those named "warning:"
   /// are also listed in summary.json.
   RunFacts description = {};
-};
-
-/// A trained model, for App::test.
-struct TrainedModel {
-  DeviceReplicator& devices;
-  const TrainerResult& result;
-  Precision precision;
-  /// Records of the test go here.
-  Logger& logger;
-  /// nullptr without TrainingTask::keep_best.
-  const BestModel* best;
-  /// Unreadable rows of the test go here (RunFolder::add_bad_samples).
-  RunFolder& folder;
-
-  /// Loads the best weights into every replica, on all ranks. Returns their step; -1 if there are none, and the last
-  /// weights stay. Synchronises. Errors: exit code 5.
-  absl::StatusOr<int64_t> load_best() const;
 };
 
 /// A subcommand of a trainer: `trainkit-hsi benchmark --gpus 4`. App::commands lists them.
@@ -145,8 +148,18 @@ class RemovedFunctions {
   virtual ~RemovedFunctions() = default;
 
  private:
-  // TrainingTask::task shows the mean of several repeats, and TrainingTask::repeat_word names them.
+  // TrainingTask::task shows the mean of several repeats, and Repeats::word names them.
   virtual absl::Status finish_repeats(const RunOptions&, const std::vector<Metrics>&) final { return {}; }
+  // App::repeats returns a Repeats, which says how the settings of several runs differ.
+  virtual RunOptions repeat_of(const RunOptions&, int64_t) final { return {}; }
+  // TrainingTask::task or TrainingTask::test tests the model; App::on_results writes more.
+  virtual absl::StatusOr<Metrics> test(RunContext&, const TrainedModel&) final { return Metrics{}; }
+  // ModelTest::score_names names the scores in the last lines.
+  virtual std::string describe_scores(const RunContext&, const TrainerResult&, const Metrics&) final { return {}; }
+  // App::finish takes the TrainerResult alone.
+  virtual absl::Status finish(RunContext&, const TrainedModel&) final { return {}; }
+  // App::other_work returns the mode and what is done in it.
+  virtual absl::StatusOr<std::optional<int>> run_instead(const RunOptions&, at::Device) final { return std::nullopt; }
 };
 
 }  // namespace detail
@@ -183,14 +196,9 @@ class App : private detail::RemovedFunctions {
   virtual absl::Status resolve_options(const ConfigParser& parser, RunOptions& run, const MachineInfo& machine);
   /// Checks rules between flags.
   virtual absl::Status check_options(const ConfigParser& parser, const RunOptions& run) const;
-  /// The mode that the flags ask for instead of training ("with --sample"), for ConfigParser::check_used. run_instead()
-  /// must then return an exit code.
-  virtual std::optional<ProgramMode> mode_instead() const;
-  /// Does something else than training (`--sample`) and returns the exit code; nullopt continues with training.
-  virtual absl::StatusOr<std::optional<int>> run_instead(const RunOptions& run, at::Device device);
-  /// Number of runs in a row (seeds, folds), and the settings of each; see in_own_folder().
-  virtual int64_t repeats() const { return 1; }
-  virtual RunOptions repeat_of(const RunOptions& run, int64_t index) const;
+  /// What the flags ask for instead of training; nullopt: they train.
+  virtual std::optional<OtherWork> other_work() const;
+  virtual Repeats repeats() const { return {}; }
 
   // ---- Before training
 
@@ -225,16 +233,11 @@ class App : private detail::RemovedFunctions {
   // ---- After training
 
   /// Called on rank 0 after the test of TrainingTask::task or test, before its results are written to `folder`
-  /// (results_dir()). May write further files, and add scores and sections, which come before those of the task.
+  /// (results_dir()); without rows where only weights are shown (Task::shows_weights). May write further files, and add
+  /// scores and sections, which come before those of the task.
   virtual absl::Status on_results(RunContext& context, const std::string& folder, TestedRows& tested, ResultPage& page);
-  /// Without TrainingTask::task and test: tests the model, writes results (to results_dir()) and returns the scores for
-  /// summary.json. Every rank calls it, also after a signal (TrainerResult::signal).
-  virtual absl::StatusOr<Metrics> test(RunContext& context, const TrainedModel& trained);
-  /// The scores in the last lines of a run, each line with a line end.
-  virtual std::string describe_scores(const RunContext& context, const TrainerResult& result,
-                                      const Metrics& scores) const;
   /// Prints more after the last lines, on rank 0, after a run that no signal stopped.
-  virtual absl::Status finish(RunContext& context, const TrainedModel& trained);
+  virtual absl::Status finish(RunContext& context, const TrainerResult& result);
 };
 
 /// Runs a trainer from its command line and returns the exit code of the process (ExitCode of trainkit/core/error.h).

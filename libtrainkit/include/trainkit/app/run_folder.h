@@ -21,14 +21,10 @@
 
 namespace trainkit {
 
-/// Creates `<output_dir>/results`, the folder for the files of App::on_best and App::test, and returns its path. Write
-/// the files with write_file_atomically(): run.json then lists them, so that --overwrite may remove them. A new run
-/// does not start in a folder with other files in results/. Errors: exit code 6.
+/// Creates `<output_dir>/results`, the folder for the files of App::on_best and App::on_results, and returns its path.
+/// Write the files with write_file_atomically(): run.json then lists them, so that --overwrite may remove them. A new
+/// run does not start in a folder with other files in results/. Errors: exit code 6.
 absl::StatusOr<std::string> results_dir(const RunOptions& run);
-
-/// Returns the settings of one of several runs (App::repeat_of): it writes to `<output_dir>/<name>`, and resumes if
-/// `run` is resumed and that folder has a checkpoint.
-RunOptions in_own_folder(const RunOptions& run, const std::string& name);
 
 /// Returns the checkpoint that --resume names. Errors: those of resolve_checkpoint, with the flag.
 absl::StatusOr<CheckpointPath> resumed_checkpoint(const RunOptions& run);

@@ -11,6 +11,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -151,6 +152,14 @@ struct GenerateOptions {
 /// once per token. Throws c10::ValueError if the prompt is empty or an option is out of range, c10::IndexError for an
 /// id outside the vocabulary. @return only the new tokens.
 std::vector<int64_t> generate(Transformer& model, const std::vector<int64_t>& prompt,
+                              const GenerateOptions& options = {});
+
+/// Returns the logits (1, T, V) of the tokens that follow each of `ids`, (1, T) int64 on the CPU.
+using TokenLogits = std::function<at::Tensor(const at::Tensor& ids)>;
+
+/// The same with any model: `logits` computes the last `context` tokens anew for each token; `slide` is not used. The
+/// caller sets the model to evaluation mode and disables gradients.
+std::vector<int64_t> generate(const TokenLogits& logits, const std::vector<int64_t>& prompt, int64_t context,
                               const GenerateOptions& options = {});
 
 }  // namespace trainkit

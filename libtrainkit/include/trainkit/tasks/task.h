@@ -47,7 +47,8 @@ struct ScoreName {
 
 /// The rows of a data set after a test, in its order.
 struct TestedRows {
-  /// Task::prediction of each row, (N, ...) on the CPU, and Task::truth, (N); zeros for a row that could not be read.
+  /// Task::prediction of each row, (N, ...) on the CPU, and Task::truth, (N); zeros for a row that could not be read,
+  /// and (N) without predictions.
   at::Tensor predictions = {};
   at::Tensor truth = {};
   /// (N) bool on the CPU: rows that were read.
@@ -60,8 +61,21 @@ struct TestedRows {
   /// Step of the tested weights, and the value of Task::monitor there; -1: the last weights.
   int64_t step = -1;
   double best = 0;
+  /// Epochs that the run has trained, those before a resume included.
+  double epochs = 0;
 
-  int64_t size() const { return read.size(0); }
+  int64_t size() const { return read.defined() ? read.size(0) : 0; }
+};
+
+/// Weights that a task shows besides their scores.
+struct ShownWeights {
+  torch::nn::Module& model;
+  int64_t step = 0;
+  /// Metrics of their evaluation; empty without one.
+  const Metrics& metrics;
+  /// False: the weights of an evaluation. True: those at the end of a run, the best in validation or the last ones.
+  bool at_end = false;
+  bool is_best = false;
 };
 
 /// Returns the outputs (B, ...) of a model for a batch. Called by the threads of all replicas at the same time.
@@ -94,8 +108,8 @@ class ModelTest {
   virtual std::string table(const TestedRows& tested) const = 0;
 };
 
-/// A kind of task: how outputs of a model become a loss, scores and results. classification() and regression() make the
-/// common ones. For another kind derive from this class (examples/multi_label.cpp).
+/// A kind of task: how outputs of a model become a loss, scores and results. classification(), regression() and
+/// language() make the common ones. For another kind derive from this class (examples/multi_label.cpp).
 ///
 /// Works with Trainer alone: pass training_loss() to fit(), validation_loss() as its FitOptions::validation_loss, and
 /// call add_scores() in on_evaluation. run_app() does so for TrainingTask::task, and tests, writes and shows the
@@ -108,14 +122,27 @@ class Task : public ModelTest, public std::enable_shared_from_this<Task> {
   /// The loss of `outputs` of a batch and further means; `trains` is false in evaluation. Must not synchronise.
   virtual LossOutput loss(const at::Tensor& outputs, const Batch& batch, bool trains) const = 0;
   /// What a test and `predict` keep of the outputs of some rows, (B, ...) on their device: probabilities, or values in
-  /// the target's units.
+  /// the target's units. An undefined tensor keeps nothing.
   virtual at::Tensor prediction(const at::Tensor& outputs) const { return outputs; }
-  /// What is true of these rows, (B) on their device.
+  /// What is true of these rows, (B) on their device. An undefined tensor keeps nothing.
   virtual at::Tensor truth(const Batch& rows) const = 0;
   /// The scores of an evaluation or of a test, by default all results of `score`.
   virtual Metrics scores(const Score& score, bool /*is_test*/) const { return score.result(); }
+  /// The scores of an evaluation, given its means, among them "loss".
+  virtual Metrics evaluation_scores(const Score& score, const Metrics& /*means*/) const {
+    return scores(score, /*is_test=*/false);
+  }
   /// Singular of what a row is: "row", "clip".
   virtual std::string row_word() const { return "row"; }
+  /// Whether show() adds something at evaluations, and at the end of a run. A run then has results without a test too.
+  virtual bool shows_weights(bool /*at_end*/) const { return false; }
+  /// Shows what weights do, such as texts that they generate: writes files into `folder`, adds to the page, and returns
+  /// lines for the user at the end of the run. Rank 0 calls it after evaluations, and at the end before write(). Must
+  /// not draw from the default random generators.
+  virtual absl::StatusOr<std::string> show(const ShownWeights& /*weights*/, const std::string& /*folder*/,
+                                           ResultPage& /*page*/) const {
+    return std::string();
+  }
   /// Names and fields of the columns of `predict`'s table for row `row` of `predictions`, after the row's name.
   virtual std::vector<std::string> prediction_columns() const = 0;
   virtual std::vector<std::string> prediction_fields(const at::Tensor& predictions, int64_t row) const = 0;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -141,6 +142,13 @@ class Gpt2Tokenizer final : public Tokenizer {
   explicit Gpt2Tokenizer(std::unique_ptr<const Impl> impl);
   std::unique_ptr<const Impl> impl_;
 };
+
+/// Byte that ends a document in a text of several: U+0003, "end of text". A char tokenizer may have it as a character.
+inline constexpr char kDocumentEnd = '\x03';
+
+/// Returns the token that ends a document: GPT-2's "<|endoftext|>", or the character kDocumentEnd of a char tokenizer.
+/// nullopt if the vocabulary lacks it.
+std::optional<TokenId> document_end_token(const Tokenizer& tokenizer);
 
 // ---- Stores token ids in a memory-mapped file. The format is described in docs/formats/token-file.md.
 

@@ -53,12 +53,6 @@ void print_report_error(const absl::Status& written) {
   if (!written.ok()) print_line("warning: no report.html: " + error_line(written));
 }
 
-/// The test of several repeats, if the app has one, and the word for a repeat.
-struct TestOfRepeats {
-  std::shared_ptr<ModelTest> test;
-  std::string word;
-};
-
 /// The parts of one run that belong together, made in order.
 class AppRun {
  public:
@@ -68,9 +62,9 @@ class AppRun {
 
   /// Runs one training, or sets `was_finished` for a resumed run that has ended. `memory` is planned by the first of
   /// several repeats; `test` is set to that of the run.
-  absl::StatusOr<int> train(std::optional<MemoryPlan>& memory, bool& was_finished, TestOfRepeats& test) {
+  absl::StatusOr<int> train(std::optional<MemoryPlan>& memory, bool& was_finished, std::shared_ptr<ModelTest>& test) {
     TRAINKIT_ASSIGN_OR_RETURN(task_, detail::open_task(app_, context_));
-    test = {model_test(), task_.repeat_word};
+    test = model_test();
     if (!memory) {
       TRAINKIT_ASSIGN_OR_RETURN(memory,
                                 plan_memory(context_.parser, run_, context_.machine, task_.recipe, context_.placement));
@@ -162,48 +156,84 @@ class AppRun {
     return finished;
   }
 
-  /// nullptr: App tests the model.
   std::shared_ptr<ModelTest> model_test() const { return task_.test ? task_.test : task_.task; }
 
-  /// Tests the model on all ranks, writes its results on rank 0, and returns its scores.
-  absl::StatusOr<Metrics> test(const TrainedModel& trained) {
-    const auto test = model_test();
-    if (!test) return app_.test(context_, trained);
-    for (const auto& [part, samples] : task_.bad_samples) folder_->add_bad_samples(part, samples);
-    if (task_.on_trained && context_.placement.is_first()) {
-      TRAINKIT_RETURN_IF_ERROR(task_.on_trained(*devices_->module()));
-    }
-    if (trained.result.signal != 0 || (!task_.test && !task_.test_set)) return Metrics{};
-    TRAINKIT_ASSIGN_OR_RETURN(const int64_t step, trained.load_best());
+  bool has_test() const { return task_.test || task_.test_set; }
+
+  /// Tests the model on all ranks.
+  absl::Status test_weights(const ModelTest& test) {
     std::unique_ptr<Prefetcher> loader;
     if (task_.test_set) {
       TRAINKIT_ASSIGN_OR_RETURN(loader, evaluation_loader(task_.test_set, run_, context_.machine, context_.placement));
     }
-    TRAINKIT_ASSIGN_OR_RETURN(tested_, test->test(*devices_, loader.get(), task_.test_set ? task_.test_set->size() : 0,
-                                                  trained.precision, context_.placement.group.get()));
-    tested_.step = step;
-    if (best_) tested_.best = best_->value();
+    TRAINKIT_ASSIGN_OR_RETURN(tested_, test.test(*devices_, loader.get(), task_.test_set ? task_.test_set->size() : 0,
+                                                 settings_.precision, context_.placement.group.get()));
     folder_->add_bad_samples("test", tested_.bad_samples);
+    return absl::OkStatus();
+  }
+
+  /// Tests the model on all ranks, writes its results on rank 0, and returns its scores.
+  absl::StatusOr<Metrics> test(const TrainerResult& result) {
+    const auto test = model_test();
+    for (const auto& [part, samples] : task_.bad_samples) folder_->add_bad_samples(part, samples);
+    if (task_.on_trained && context_.placement.is_first()) {
+      TRAINKIT_RETURN_IF_ERROR(task_.on_trained(*devices_->module()));
+    }
+    const bool has_results = has_test() || (task_.task && task_.task->shows_weights(/*at_end=*/true));
+    if (result.signal != 0 || !has_results) return Metrics{};
+    TRAINKIT_ASSIGN_OR_RETURN(const int64_t step, load_best());
+    if (has_test()) TRAINKIT_RETURN_IF_ERROR(test_weights(*test));
+    tested_.step = step;
+    tested_.epochs = result.epochs;
+    if (best_) tested_.best = best_->value();
     if (!context_.placement.is_first()) return tested_.scores;
     TRAINKIT_ASSIGN_OR_RETURN(const std::string folder, results_dir(run_));
     ResultPage page;
     TRAINKIT_RETURN_IF_ERROR(app_.on_results(context_, folder, tested_, page));
+    show({.model = *devices_->module(),
+          .step = step >= 0 ? step : result.steps,
+          .metrics = result.best_evaluation,
+          .at_end = true,
+          .is_best = step >= 0},
+         page);
+    if (!has_test()) return tested_.scores;
     TRAINKIT_RETURN_IF_ERROR(test->write(folder, tested_, page));
     TRAINKIT_RETURN_IF_ERROR(page.write(folder));
     // They come after the run's last checkpoint, so a run resumed from it logs them again (Logger::rewind).
-    const TrainerResult& result = trained.result;
-    trained.logger.log({.step = result.steps,
-                        .epoch = result.epochs,
-                        .split = "test",
-                        .values = {tested_.scores.begin(), tested_.scores.end()}});
-    trained.logger.log_text({.step = result.steps, .tag = "test", .text = test->table(tested_)});
+    Logger& logger = folder_->logger();
+    logger.log({.step = result.steps,
+                .epoch = result.epochs,
+                .split = "test",
+                .values = {tested_.scores.begin(), tested_.scores.end()}});
+    logger.log_text({.step = result.steps, .tag = "test", .text = test->table(tested_)});
     return tested_.scores;
+  }
+
+  /// Loads the best weights into every replica, on all ranks. Returns their step; -1 if there are none, and the last
+  /// weights stay.
+  absl::StatusOr<int64_t> load_best() {
+    if (!best_) return -1;
+    TRAINKIT_RETURN_IF_ERROR(best_->restore(*devices_->module()).status());
+    devices_->synchronize();
+    return best_->step();
+  }
+
+  /// Lets the task show weights on a page, on rank 0. What cannot be written (a full disk) is a warning: the run does
+  /// not need it.
+  void show(const ShownWeights& weights, ResultPage& page) {
+    if (!task_.task || !task_.task->shows_weights(weights.at_end)) return;
+    const absl::Status shown = [&]() -> absl::Status {
+      TRAINKIT_ASSIGN_OR_RETURN(const std::string folder, results_dir(run_));
+      TRAINKIT_ASSIGN_OR_RETURN(last_lines_, task_.task->show(weights, folder, page));
+      return page.write(folder);
+    }();
+    if (!shown.ok()) context_.print("warning: a sample is missing in the report: " + error_line(shown));
   }
 
   std::string describe_scores(const TrainerResult& result, const Metrics& scores) const {
     const auto test = model_test();
-    if (!test) return app_.describe_scores(context_, result, scores);
-    return detail::describe_task_scores(*test, result, scores, tested_.step, run_.output_dir);
+    if (!test) return detail::describe_evaluation(result);
+    return detail::describe_task_scores(*test, result, has_test() ? scores : Metrics{}, tested_.step, run_.output_dir);
   }
 
   absl::StatusOr<int> fit_and_test(Trainer& trainer) {
@@ -218,14 +248,13 @@ class AppRun {
     TRAINKIT_RETURN_IF_ERROR(evaluated);
     folder_->add_bad_samples("train", loader_->bad_samples());
     if (validation_) folder_->add_bad_samples("validation", validation_->bad_samples());
-    const TrainedModel trained{*devices_, result, settings_.precision, folder_->logger(), best_ ? &*best_ : nullptr,
-                               *folder_};
-    TRAINKIT_ASSIGN_OR_RETURN(const Metrics scores, test(trained));
+    TRAINKIT_ASSIGN_OR_RETURN(const Metrics scores, test(result));
     TRAINKIT_ASSIGN_OR_RETURN(const int code, folder_->finish(result, scores, warnings_of(task_.description)));
     context_.print(detail::describe_time(result) + "\n" + describe_scores(result, scores) + "report     " +
                    run_.output_dir + "/report.html" + detail::describe_next(result, run_, app_.info().name));
     if (!context_.placement.is_first()) return code;
-    if (code == 0) TRAINKIT_RETURN_IF_ERROR(app_.finish(context_, trained));
+    if (code == 0) TRAINKIT_RETURN_IF_ERROR(app_.finish(context_, result));
+    if (code == 0 && !last_lines_.empty()) context_.print("\n" + last_lines_);
     print_report_error(detail::write_report(run_.output_dir));
     return code;
   }
@@ -239,7 +268,7 @@ class AppRun {
     if (is_first && context_.repeat == 0) {
       TRAINKIT_ASSIGN_OR_RETURN(earlier, detail::EarlierRun::make_room(all_, info.files));
     }
-    if (app_.repeats() > 1 && is_first) {
+    if (app_.repeats().count > 1 && is_first) {
       TRAINKIT_RETURN_IF_ERROR(prepare_output_dir(context_.parser, run_, info.files));
       TRAINKIT_ASSIGN_OR_RETURN(earlier_repeat, detail::EarlierRun::make_room(run_, info.files));
       TRAINKIT_RETURN_IF_ERROR(detail::save_common_settings(context_.parser, info.name, all_.output_dir));
@@ -273,6 +302,10 @@ class AppRun {
       TRAINKIT_RETURN_IF_ERROR(task_.task->add_scores(context_.placement.group.get(), metrics));
     }
     TRAINKIT_RETURN_IF_ERROR(app_.on_evaluation(context_, step, metrics, *devices_));
+    if (task_.task && context_.placement.is_first()) {
+      ResultPage page;
+      show({.model = *devices_->module(), .step = step, .metrics = metrics}, page);
+    }
     if (!best_) return absl::OkStatus();
     absl::Status kept = best_->offer(step, metrics.at(settings_.monitor), *devices_->module());
     if (!kept.ok() && run_.on_save_error == OnSaveError::kFail) return kept;
@@ -294,24 +327,26 @@ class AppRun {
   std::unique_ptr<RunFolder> folder_;
   std::optional<BestModel> best_;
   TestedRows tested_;
+  std::string last_lines_;  // of the task
   RunFacts facts_;
 };
 
 /// Writes the summary and the report of several runs, on rank 0, unless all had ended before.
-absl::Status finish_repeats(App& app, const RunOptions& run, const TestOfRepeats& test, bool were_finished) {
+absl::Status finish_repeats(const Repeats& repeats, const RunOptions& run, const ModelTest* test, bool were_finished) {
   if (were_finished && std::filesystem::exists(run.output_dir + "/summary.json")) {
-    print_line(fmt::format("\nall {} runs in {} are finished", app.repeats(), run.output_dir));
+    print_line(fmt::format("\nall {} runs in {} are finished", repeats.count, run.output_dir));
     return absl::OkStatus();
   }
   std::vector<std::pair<std::string, uint64_t>> runs;
-  for (int64_t i = 0; i < app.repeats(); ++i) {
-    const RunOptions repeat = app.repeat_of(run, i);
+  for (int64_t i = 0; i < repeats.count; ++i) {
+    const RunOptions repeat = detail::repeat_of(run, repeats, i);
     runs.emplace_back(repeat.output_dir, repeat.seed);
   }
   TRAINKIT_ASSIGN_OR_RETURN(const std::vector<Metrics> scores, detail::summarize_repeats(run.output_dir, runs));
-  if (test.test) {
-    print_line(fmt::format("\n{:<10} {}  (mean and standard deviation)", fmt::format("{} {}s", runs.size(), test.word),
-                           detail::format_scores(test.test->score_names(), detail::mean_and_deviation(scores))));
+  if (test) {
+    print_line(fmt::format("\n{:<10} {}  (mean and standard deviation)",
+                           fmt::format("{} {}s", runs.size(), repeats.word),
+                           detail::format_scores(test->score_names(), detail::mean_and_deviation(scores))));
   }
   print_report_error(detail::write_report(run.output_dir));
   return absl::OkStatus();
@@ -319,31 +354,32 @@ absl::Status finish_repeats(App& app, const RunOptions& run, const TestOfRepeats
 
 absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& run, const MachineInfo& machine,
                               ProgramState& program) {
-  RunOptions first = app.repeat_of(run, 0);
+  const Repeats repeats = app.repeats();
+  RunOptions first = detail::repeat_of(run, repeats, 0);
   TRAINKIT_ASSIGN_OR_RETURN(Placement placement, place_run(parser, first, machine, program));
   if (placement.is_first()) TRAINKIT_RETURN_IF_ERROR(detail::prepare_folders(app, parser, run));
   at::globalContext().setBenchmarkCuDNN(run.cudnn_benchmark);
   at::globalContext().setFloat32MatmulPrecision(run.float32_matmul_precision);
   share_processors(run, placement, machine, app.read_cost());
   std::optional<MemoryPlan> memory;
-  TestOfRepeats test;
+  std::shared_ptr<ModelTest> test;
   bool were_finished = true;
-  for (int64_t i = 0; i < app.repeats(); ++i) {
+  for (int64_t i = 0; i < repeats.count; ++i) {
     // A run that cannot start leaves the folder of an earlier one as it is.
     const bool is_new = run.resume.empty() && !std::filesystem::exists(run.output_dir + "/checkpoints") &&
                         !detail::RunFiles(run.output_dir, {}).is_finished();
     const bool reports_errors = placement.is_first() && !run.dry_run && is_new;
     program.output_dir = reports_errors ? run.output_dir : "";
-    RunOptions repeat = app.repeat_of(run, i);
+    RunOptions repeat = detail::repeat_of(run, repeats, i);
     // The options of a single run are the parser's, so that config.yaml gets the values that the run chooses.
-    RunContext context{parser, app.repeats() > 1 ? repeat : run, machine, placement, i};
+    RunContext context{parser, repeats.count > 1 ? repeat : run, machine, placement, i};
     bool was_finished = false;
     TRAINKIT_ASSIGN_OR_RETURN(const int code, AppRun(app, context, run, program).train(memory, was_finished, test));
     if (code != 0 || run.dry_run) return code;
     were_finished &= was_finished;
   }
-  if (app.repeats() > 1 && placement.is_first())
-    TRAINKIT_RETURN_IF_ERROR(finish_repeats(app, run, test, were_finished));
+  if (repeats.count > 1 && placement.is_first())
+    TRAINKIT_RETURN_IF_ERROR(finish_repeats(repeats, run, test.get(), were_finished));
   return 0;
 }
 
@@ -375,10 +411,10 @@ absl::StatusOr<int> run(int argc, const char* const* argv, App& app, ProgramStat
     TRAINKIT_RETURN_IF_ERROR(parser.check_used({{modes::kDemoData}, "with --make_demo_data"}));
     return make_demo_data(app, parser, run);
   }
-  TRAINKIT_RETURN_IF_ERROR(line.check(app.mode_instead().value_or(ProgramMode{{modes::kTrain}, "in training"})));
+  const std::optional<OtherWork> other = app.other_work();
+  TRAINKIT_RETURN_IF_ERROR(line.check(other ? other->mode : ProgramMode{{modes::kTrain}, "in training"}));
   use_fast_kernels();
-  TRAINKIT_ASSIGN_OR_RETURN(const std::optional<int> instead, app.run_instead(run, line.device));
-  if (instead) return *instead;
+  if (other) return other->work(run, line.device);
   return train_all(app, parser, run, machine, program);
 }
 
@@ -386,13 +422,6 @@ absl::StatusOr<int> run(int argc, const char* const* argv, App& app, ProgramStat
 
 void RunContext::print(const std::string& line) const {
   if (placement.is_first()) print_line(line);
-}
-
-absl::StatusOr<int64_t> TrainedModel::load_best() const {
-  if (!best) return -1;
-  TRAINKIT_RETURN_IF_ERROR(best->restore(*devices.module()).status());
-  devices.synchronize();
-  return best->step();
 }
 
 std::vector<AppCommand> App::commands() { return {}; }
@@ -405,9 +434,7 @@ absl::StatusOr<int> App::write_demo_data(const std::string&, uint64_t) {
 }
 absl::Status App::resolve_options(const ConfigParser&, RunOptions&, const MachineInfo&) { return absl::OkStatus(); }
 absl::Status App::check_options(const ConfigParser&, const RunOptions&) const { return absl::OkStatus(); }
-std::optional<ProgramMode> App::mode_instead() const { return std::nullopt; }
-absl::StatusOr<std::optional<int>> App::run_instead(const RunOptions&, at::Device) { return std::nullopt; }
-RunOptions App::repeat_of(const RunOptions& run, int64_t) const { return run; }
+std::optional<OtherWork> App::other_work() const { return std::nullopt; }
 void App::apply_plan(const MemoryPlan&) {}
 absl::StatusOr<int> App::prepare(RunContext&, TrainingTask&) { return 0; }
 void App::configure(RunContext&, TrainerOptions&, DeviceReplicator&) {}
@@ -415,21 +442,7 @@ absl::Status App::save(const RunOptions&) const { return absl::OkStatus(); }
 absl::Status App::on_evaluation(RunContext&, int64_t, Metrics&, DeviceReplicator&) { return absl::OkStatus(); }
 absl::Status App::on_best(RunContext&, const torch::nn::Module&) { return absl::OkStatus(); }
 absl::Status App::on_results(RunContext&, const std::string&, TestedRows&, ResultPage&) { return absl::OkStatus(); }
-absl::StatusOr<Metrics> App::test(RunContext&, const TrainedModel&) { return Metrics{}; }
-absl::Status App::finish(RunContext&, const TrainedModel&) { return absl::OkStatus(); }
-
-std::string App::describe_scores(const RunContext&, const TrainerResult& result, const Metrics& scores) const {
-  std::string text;
-  const auto add = [&](const char* split, const Metrics& metrics) {
-    if (metrics.empty()) return;
-    text += fmt::format("{:<10}", split);
-    for (const auto& [name, value] : metrics) text += fmt::format(" {} {:.4f}", name, value);
-    text += "\n";
-  };
-  add("validation", result.evaluation);
-  add("test", scores);
-  return text;
-}
+absl::Status App::finish(RunContext&, const TrainerResult&) { return absl::OkStatus(); }
 
 int run_app(int argc, const char* const* argv, App& app) {
   return run_program([&](ProgramState& program) { return run(argc, argv, app, program); });

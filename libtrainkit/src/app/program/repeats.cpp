@@ -1,5 +1,7 @@
 #include "app/program/repeats.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -93,6 +95,17 @@ void add_run(RunSummary& all, const Json& run) {
 std::vector<std::pair<std::string, double>> list_of(const Metrics& metrics) { return {metrics.begin(), metrics.end()}; }
 
 }  // namespace
+
+RunOptions repeat_of(const RunOptions& run, const Repeats& repeats, int64_t index) {
+  if (repeats.count <= 1) return run;
+  const std::string name = fmt::format("/{}-{}", repeats.folder, index + 1);
+  RunOptions repeat = run;
+  repeat.output_dir += name;
+  if (!run.tensorboard_dir.empty()) repeat.tensorboard_dir += name;
+  if (!run.resume.empty() && !resolve_checkpoint("latest", repeat.output_dir).ok()) repeat.resume.clear();
+  if (repeats.own_seeds) repeat.seed += static_cast<uint64_t>(index);
+  return repeat;
+}
 
 Metrics mean_and_deviation(const std::vector<Metrics>& runs) {
   Metrics all;

@@ -1,5 +1,5 @@
 #pragma once
-/// Summarises several runs of a trainer: repeats with different seeds, or folds.
+/// Several runs of a trainer, repeats with different seeds or folds: their settings and their summary.
 
 #include <absl/status/statusor.h>
 
@@ -8,10 +8,15 @@
 #include <utility>
 #include <vector>
 
+#include "trainkit/app/app.h"
 #include "trainkit/config/config.h"
 #include "trainkit/train/evaluate.h"
 
 namespace trainkit::detail {
+
+/// Returns the settings of one of several runs, from 0; `run` itself for a single one. A run is resumed if `run` is and
+/// its folder has a checkpoint.
+RunOptions repeat_of(const RunOptions& run, const Repeats& repeats, int64_t index);
 
 /// Returns mean and sample standard deviation (divisor n - 1) of each metric of several runs: "oa" and "oa_std", ... A
 /// metric that a run lacks, the recall of a class without test pixels, is averaged over the other runs.

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "app/program/repeats.h"
 #include "logging/run_log.h"
 #include "trainkit/app/placement.h"
 #include "trainkit/app/run_options.h"
@@ -36,8 +37,9 @@ absl::Status prepare_folders(const App& app, const ConfigParser& parser, const R
                                           .tensorboard_dir = run.tensorboard_dir,
                                           .use_wandb = run.use_wandb}));
   }
-  for (int64_t i = 0; app.repeats() > 1 && i < app.repeats(); ++i) {
-    RunOptions repeat = app.repeat_of(run, i);
+  const Repeats repeats = app.repeats();
+  for (int64_t i = 0; repeats.count > 1 && i < repeats.count; ++i) {
+    RunOptions repeat = repeat_of(run, repeats, i);
     repeat.dry_run = true;
     TRAINKIT_RETURN_IF_ERROR(prepare_output_dir(parser, repeat, files));
   }

@@ -127,6 +127,13 @@ RunFacts describe_run(const RunOptions& run, Trainer& trainer, const Placement& 
   return facts;
 }
 
+std::string describe_evaluation(const TrainerResult& result) {
+  if (result.evaluation.empty()) return "";
+  std::string text = "validation";
+  for (const auto& [name, value] : result.evaluation) text += fmt::format(" {} {:.4f}", name, value);
+  return text + "\n";
+}
+
 std::string describe_task_scores(const ModelTest& test, const TrainerResult& result, const Metrics& scores,
                                  int64_t tested_step, const std::string& output_dir) {
   std::string text;

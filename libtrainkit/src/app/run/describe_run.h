@@ -22,6 +22,8 @@ RunFacts describe_run(const RunOptions& run, Trainer& trainer, const Placement& 
 std::string describe_time(const TrainerResult& result);
 std::string describe_next(const TrainerResult& result, const RunOptions& run, const std::string& program);
 
+/// Describes the metrics of the last evaluation, of a run without a kind of task.
+std::string describe_evaluation(const TrainerResult& result);
 /// Describes the scores of validation and of a test, with the folder of the results; `scores` is empty without a test.
 /// `tested_step` is the step of the tested weights; -1: the last ones.
 std::string describe_task_scores(const ModelTest& test, const TrainerResult& result, const Metrics& scores,

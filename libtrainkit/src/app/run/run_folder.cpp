@@ -47,14 +47,6 @@ absl::StatusOr<std::string> results_dir(const RunOptions& run) {
   return path;
 }
 
-RunOptions in_own_folder(const RunOptions& run, const std::string& name) {
-  RunOptions own = run;
-  own.output_dir += "/" + name;
-  if (!run.tensorboard_dir.empty()) own.tensorboard_dir += "/" + name;
-  if (!run.resume.empty() && !resolve_checkpoint("latest", own.output_dir).ok()) own.resume.clear();
-  return own;
-}
-
 absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::open(const ConfigParser& parser, const RunOptions& run,
                                                            const Placement& placement, const std::string& program,
                                                            const std::vector<std::string>& files) {

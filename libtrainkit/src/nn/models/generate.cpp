@@ -33,15 +33,26 @@ int64_t draw(const std::vector<float>& logits, const GenerateOptions& options, R
   return order[std::min<size_t>(static_cast<size_t>(at - cumulative.begin()), order.size() - 1)];
 }
 
-}  // namespace
-
-std::vector<int64_t> generate(Transformer& model, const std::vector<int64_t>& prompt, const GenerateOptions& options) {
-  const TransformerConfig& config = model->config();
+void check_generation(const std::vector<int64_t>& prompt, const GenerateOptions& options) {
   TORCH_CHECK_VALUE(!prompt.empty(), "the prompt must have at least one token");
   TORCH_CHECK_VALUE(options.max_tokens >= 0, "max_tokens must be >= 0, got ", options.max_tokens);
   TORCH_CHECK_VALUE(options.temperature >= 0 && std::isfinite(options.temperature), "temperature must be >= 0, got ",
                     options.temperature);
   TORCH_CHECK_VALUE(options.top_k >= 0, "top_k must be >= 0, got ", options.top_k);
+}
+
+/// Draws the token after the last position of `logits`, (1, T, V).
+int64_t draw_next(const at::Tensor& logits, const GenerateOptions& options, RandomStream& random) {
+  const at::Tensor last = logits[0][-1].to(at::kCPU, at::kFloat).contiguous();
+  const float* values = last.const_data_ptr<float>();
+  return draw({values, values + last.numel()}, options, random);
+}
+
+}  // namespace
+
+std::vector<int64_t> generate(Transformer& model, const std::vector<int64_t>& prompt, const GenerateOptions& options) {
+  const TransformerConfig& config = model->config();
+  check_generation(prompt, options);
   TORCH_CHECK_VALUE(options.slide >= 0 && options.slide <= config.block_size, "slide must be in 0..", config.block_size,
                     ", got ", options.slide);
   for (int64_t id : prompt) {
@@ -62,9 +73,21 @@ std::vector<int64_t> generate(Transformer& model, const std::vector<int64_t>& pr
     }
     const auto fresh = static_cast<size_t>(seen - cache.length);
     const at::Tensor ids = at::tensor(at::IntArrayRef(tokens).slice(tokens.size() - fresh), at::kLong);
-    const at::Tensor logits = model->forward(ids.unsqueeze(0).to(device), cache)[0][-1].to(at::kCPU, at::kFloat);
-    const float* values = logits.const_data_ptr<float>();
-    tokens.push_back(draw({values, values + config.vocab_size}, options, random));
+    tokens.push_back(draw_next(model->forward(ids.unsqueeze(0).to(device), cache), options, random));
+  }
+  return {tokens.begin() + static_cast<std::ptrdiff_t>(prompt.size()), tokens.end()};
+}
+
+std::vector<int64_t> generate(const TokenLogits& logits, const std::vector<int64_t>& prompt, int64_t context,
+                              const GenerateOptions& options) {
+  check_generation(prompt, options);
+  TORCH_CHECK_VALUE(context >= 1, "context must be >= 1, got ", context);
+  RandomStream random(hash_key(options.seed));
+  std::vector<int64_t> tokens = prompt;
+  for (int64_t i = 0; i < options.max_tokens; ++i) {
+    const size_t seen = std::min(tokens.size(), static_cast<size_t>(context));
+    const at::Tensor ids = at::tensor(at::IntArrayRef(tokens).slice(tokens.size() - seen), at::kLong);
+    tokens.push_back(draw_next(logits(ids.unsqueeze(0)), options, random));
   }
   return {tokens.begin() + static_cast<std::ptrdiff_t>(prompt.size()), tokens.end()};
 }

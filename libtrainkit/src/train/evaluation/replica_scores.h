@@ -18,7 +18,8 @@ class ReplicaScores {
   /// @param kind a score without rows, whose empty_on() makes the parts.
   explicit ReplicaScores(std::shared_ptr<const Score> kind) : kind_(std::move(kind)) {}
 
-  /// Adds the rows of `batch`, without padding rows; `outputs` (B, ...). Does not synchronise.
+  /// Adds the rows of `batch`, without padding rows; `outputs` (B, ...), or of any shape without padding rows. Does
+  /// not synchronise.
   void update(const at::Tensor& outputs, const Batch& batch);
 
   /// Returns the score of the rows of all replicas and ranks, on the CPU, and begins anew. A collective: all ranks call

@@ -31,7 +31,8 @@ void ReplicaScores::update(const at::Tensor& outputs, const Batch& batch) {
   if (part == parts_.end()) {
     part = parts_.insert(parts_.end(), {outputs.device(), kind_->empty_on(outputs.device())});
   }
-  part->second->update(outputs.slice(0, 0, rows), rows == batch.size() ? batch : batch.slice(0, rows));
+  if (rows == batch.size()) return part->second->update(outputs, batch);
+  part->second->update(outputs.slice(0, 0, rows), batch.slice(0, rows));
 }
 
 absl::StatusOr<std::unique_ptr<Score>> ReplicaScores::take(ProcessGroup* group) {

@@ -1,5 +1,5 @@
 #pragma once
-/// Rows of text for a language model.
+/// Rows of text for a language model: windows of a token file.
 
 #include <cstdint>
 #include <functional>
@@ -10,7 +10,7 @@
 #include "trainkit/data/dataset.h"
 #include "trainkit/text/tokenizer.h"
 
-namespace trainkit::transformer {
+namespace trainkit {
 
 struct TokenWindowsOptions {
   /// Window length in tokens.
@@ -28,15 +28,18 @@ struct TokenWindowsOptions {
 
 /// Windows of a token file. Fields, both (block_size) int64:
 ///   x   tokens
-///   y   the next token of each; kIgnoreIndex after the end of the text, where x is 0
+///   y   the next token of each; kNoTarget (kIgnoreIndex of nn/transformer.h) after the end of the text, where x is 0
 ///
-/// With `document_end` y is also kIgnoreIndex at the end of a document, because its next token belongs to another one,
+/// With `document_end` y is also kNoTarget at the end of a document, because its next token belongs to another one,
 /// and there is a third field (block_size) int64:
 ///   positions   position of each token in its document, or in the part of it that the window has
 ///
 /// A batch is gathered and widened in one pass, at memory speed. A damaged file throws; see TokenFile::read.
 class TokenWindows final : public Dataset {
  public:
+  /// Target of a position without one.
+  static constexpr int64_t kNoTarget = -100;
+
   /// Throws c10::ValueError if an option is out of range or the part has fewer than block_size + 1 tokens (2 if
   /// `whole`).
   TokenWindows(TokenFile file, const TokenWindowsOptions& options);
@@ -46,7 +49,7 @@ class TokenWindows final : public Dataset {
   void get(const RowKey& key, const BatchView& out, int64_t at) const override;
   void get_batch(std::span<const RowKey> keys, const BatchView& out) const override;
 
-  /// Number of targets other than kIgnoreIndex in row `index`, if `whole`.
+  /// Number of targets other than kNoTarget in row `index`, if `whole`.
   int64_t targets(int64_t index) const;
 
  private:
@@ -63,10 +66,10 @@ class TokenWindows final : public Dataset {
 /// Counts the tokens [begin, end) that equal `token`. Reads all of them.
 int64_t count_tokens(const TokenFile& file, int64_t begin, int64_t end, int64_t token);
 
-/// Rows for an evaluation.
+/// Rows for an evaluation, see LanguageOptions::targets_of.
 struct ValidationRows {
   std::shared_ptr<const Dataset> dataset = nullptr;
-  /// Number of targets other than kIgnoreIndex in a row.
+  /// Number of targets other than kNoTarget in a row.
   std::function<int64_t(int64_t row)> targets_of = nullptr;
 
   /// Number of targets in all of `rows`.
@@ -77,4 +80,4 @@ struct ValidationRows {
 /// evenly spaced from the first one on; 0 takes all.
 ValidationRows validation_rows(const std::vector<std::shared_ptr<const TokenWindows>>& texts, int64_t max_rows = 0);
 
-}  // namespace trainkit::transformer
+}  // namespace trainkit

@@ -1,4 +1,4 @@
-#include "transformer/text_dataset.h"
+#include "trainkit/data/token_windows.h"
 
 #include <algorithm>
 #include <map>
@@ -7,10 +7,14 @@
 #include "contract/dataset_contract.h"
 #include "test_util.h"
 #include "trainkit/data/prefetcher.h"
-#include "trainkit/nn/transformer.h"
 
 using namespace trainkit;
-using namespace trainkit::transformer;
+
+namespace {
+
+constexpr int64_t kIgnoreIndex = TokenWindows::kNoTarget;
+
+}  // namespace
 
 namespace {
 
@@ -40,7 +44,7 @@ std::pair<at::Tensor, at::Tensor> epoch_of(const TokenWindows& windows, int64_t 
 }  // namespace
 
 TEST_CASE("An epoch has every non-overlapping window once, from an offset that changes by epoch",
-          "[apps][text_dataset]") {
+          "[data][token_windows]") {
   const test::TempDir folder;
   const TokenWindows windows(counting_file(folder, 1000), {.block_size = 16});
   std::map<int64_t, int> offsets;
@@ -63,7 +67,7 @@ TEST_CASE("An epoch has every non-overlapping window once, from an offset that c
   CHECK(same < 15);
 }
 
-TEST_CASE("No offset reads past the end, for any length", "[apps][text_dataset]") {
+TEST_CASE("No offset reads past the end, for any length", "[data][token_windows]") {
   const test::TempDir folder;
   for (int64_t size = 5; size < 40; ++size) {
     const TokenWindows windows(counting_file(folder, size), {.block_size = 4});
@@ -72,7 +76,7 @@ TEST_CASE("No offset reads past the end, for any length", "[apps][text_dataset]"
   }
 }
 
-TEST_CASE("A whole split has every token except the first as a target once", "[apps][text_dataset]") {
+TEST_CASE("A whole split has every token except the first as a target once", "[data][token_windows]") {
   const test::TempDir folder;
   for (const int64_t end : {902, 916, 917, 918, 1000}) {
     const TokenWindows windows(counting_file(folder, 1000),
@@ -92,7 +96,7 @@ TEST_CASE("A whole split has every token except the first as a target once", "[a
 }
 
 TEST_CASE("A part of the windows is evenly spaced over all texts, with their own numbers of targets",
-          "[apps][text_dataset]") {
+          "[data][token_windows]") {
   const test::TempDir folder;
   const auto windows = [&](int64_t size) {
     return std::make_shared<const TokenWindows>(counting_file(folder, size),
@@ -118,7 +122,7 @@ TEST_CASE("A part of the windows is evenly spaced over all texts, with their own
   CHECK(some.targets(batch.row_indices()) == (batch["y"] != kIgnoreIndex).sum().item<int64_t>());
 }
 
-TEST_CASE("Packed documents have positions of their own and no target at their end", "[apps][text_dataset]") {
+TEST_CASE("Packed documents have positions of their own and no target at their end", "[data][token_windows]") {
   const test::TempDir folder;
   const std::vector<TokenId> tokens = {4, 5, 9, 6, 9, 9, 1, 2, 3, 9, 7, 8};  // 9 ends a document
   const TokenFileOrigin origin{
@@ -142,7 +146,7 @@ TEST_CASE("Packed documents have positions of their own and no target at their e
   test::check_dataset_contract(windows);
 }
 
-TEST_CASE("A split that is too short or empty is an error", "[apps][text_dataset]") {
+TEST_CASE("A split that is too short or empty is an error", "[data][token_windows]") {
   const test::TempDir folder;
   const TokenFile file = counting_file(folder, 20);
   CHECK_THROWS_AS(TokenWindows(file, {.block_size = 20}), c10::ValueError);
@@ -154,7 +158,8 @@ TEST_CASE("A split that is too short or empty is an error", "[apps][text_dataset
   CHECK(TokenWindows(file, {.block_size = 4, .begin = 18, .whole = true}).size() == 1);
 }
 
-TEST_CASE("TokenWindows satisfies the contract of a dataset, for training and for evaluation", "[apps][text_dataset]") {
+TEST_CASE("TokenWindows satisfies the contract of a dataset, for training and for evaluation",
+          "[data][token_windows]") {
   const test::TempDir folder;
   const TokenFile file = counting_file(folder, 3000);
   for (const bool whole : {false, true}) {
@@ -166,7 +171,7 @@ TEST_CASE("TokenWindows satisfies the contract of a dataset, for training and fo
   }
 }
 
-TEST_CASE("A loader's epoch has no token twice, and the next epoch has other windows", "[apps][text_dataset]") {
+TEST_CASE("A loader's epoch has no token twice, and the next epoch has other windows", "[data][token_windows]") {
   const test::TempDir folder;
   const auto windows =
       std::make_shared<TokenWindows>(counting_file(folder, 3000), TokenWindowsOptions{.block_size = 8});

@@ -1,14 +1,14 @@
-#include "transformer/text_dataset.h"
+#include "trainkit/data/token_windows.h"
 
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cstring>
 
+#include "trainkit/core/random.h"
 #include "trainkit/data/adapters.h"
-#include "trainkit/nn/transformer.h"
 
-namespace trainkit::transformer {
+namespace trainkit {
 namespace {
 
 constexpr uint64_t kOffsetStream = 0x6f66667365740001;  // separates the offsets from other uses of (seed, epoch)
@@ -58,7 +58,7 @@ void TokenWindows::get(const RowKey& key, const BatchView& out, int64_t at) cons
   std::memcpy(y, x + 1, (count - 1) * sizeof *y);
   file_.read(begin + static_cast<int64_t>(count), {y + count - 1, 1});
   std::fill(x + count, x + block, 0);
-  std::fill(y + count, y + block, kIgnoreIndex);
+  std::fill(y + count, y + block, kNoTarget);
   if (options_.document_end >= 0) pack(y, out.row<int64_t>(2, at), x, static_cast<int64_t>(count));
 }
 
@@ -67,7 +67,7 @@ void TokenWindows::pack(int64_t* y, int64_t* positions, const int64_t* x, int64_
   for (int64_t i = 0; i < count; ++i) {
     positions[i] = position++;
     if (x[i] != options_.document_end) continue;
-    y[i] = kIgnoreIndex;
+    y[i] = kNoTarget;
     position = 0;
   }
   // The padding is a document of its own.
@@ -124,4 +124,4 @@ ValidationRows validation_rows(const std::vector<std::shared_ptr<const TokenWind
   return rows;
 }
 
-}  // namespace trainkit::transformer
+}  // namespace trainkit
