@@ -15,9 +15,9 @@
 #include <numbers>
 #include <vector>
 
-#include "core/tensors/evaluation_mode.h"
 #include "tasks/format_scores.h"
 #include "tasks/generated_texts.h"
+#include "trainkit/core/evaluation_mode.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/token_windows.h"
@@ -133,7 +133,7 @@ class UserModel {
     }
     if (context_ == 0) return std::string();
     const at::NoGradGuard no_grad;
-    const detail::EvaluationMode evaluation(model);
+    const EvaluationMode evaluation(model);
     const at::Device device = model.parameters().front().device();
     const auto logits = [&](const at::Tensor& ids) {
       auto fields = std::make_shared<std::vector<FieldSpec>>();
