@@ -141,6 +141,7 @@ absl::Status write_probabilities(const std::string& path, const ClipList& list, 
 absl::StatusOr<int> predict_clips(TrainedRun& run, const EmotionOptions& options, const PredictOptions& asked) {
   if (run.words.empty()) return bad_word("CLIP", "not given", "clips, or a folder of clips");
   if (!asked.out.empty()) TRAINKIT_RETURN_IF_ERROR(run.check_output(asked.out));
+  TRAINKIT_RETURN_IF_ERROR(load_media_libraries());
   TRAINKIT_ASSIGN_OR_RETURN(const auto labels, read_labels(run, options));
   std::vector<std::string> notes;
   TRAINKIT_ASSIGN_OR_RETURN(const auto paths, find_clips(run.words, notes));

@@ -98,6 +98,7 @@ absl::StatusOr<Session> Session::open(const RunOptions& run, const EmotionOption
     session.rows_[0] = std::make_shared<PlannedRows>(std::move(planned));
     return session;
   }
+  TRAINKIT_RETURN_IF_ERROR(load_media_libraries());
   if (options.folds > 0) return open_fold(run, options, fold);
   const bool meld = options.dataset == "MELD";
   const auto& names = meld ? meld_emotions() : std::vector<std::string>{};

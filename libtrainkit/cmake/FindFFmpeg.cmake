@@ -1,5 +1,5 @@
 # Finds FFmpeg's libraries, version 5.1 or later. Targets: FFmpeg::avformat, avcodec, avutil, swscale, swresample.
-# Used by this project and its installed package: FFmpeg has no CMake package, and pkg-config may be missing.
+# This project needs the headers, and its tests the libraries. FFmpeg has no CMake package, and pkg-config may be missing.
 include(FindPackageHandleStandardArgs)
 set(FFmpeg_variables)
 foreach(library avformat avcodec swscale swresample avutil)

@@ -47,12 +47,7 @@ set(TRAINKIT_DEPENDENCIES
   "ZLIB::ZLIB|ZLIB|zlib"
   "PNG::PNG|PNG|libpng"
   "Matio::Matio|Matio|matio"
-  "Matio::HDF5|Matio|hdf5-serial"
-  "FFmpeg::avformat|FFmpeg 57.28|libavformat"
-  "FFmpeg::avcodec|FFmpeg 57.28|libavcodec"
-  "FFmpeg::swscale|FFmpeg 57.28|libswscale"
-  "FFmpeg::swresample|FFmpeg 57.28|libswresample"
-  "FFmpeg::avutil|FFmpeg 57.28|libavutil")
+  "Matio::HDF5|Matio|hdf5-serial")
 
 # trainkit_write_package(DIRECTORY): writes and installs the CMake package (into DIRECTORY below the prefix) and
 # trainkit.pc. Both are generated from the libraries that the modules link, so there is no second list to maintain.
@@ -113,7 +108,7 @@ function(trainkit_write_package DIRECTORY)
                                 INSTALL_DESTINATION ${DIRECTORY})
   write_basic_package_version_file(trainkitConfigVersion.cmake COMPATIBILITY SameMinorVersion)
   set(files ${CMAKE_CURRENT_BINARY_DIR}/trainkitConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/trainkitConfigVersion.cmake)
-  foreach(file trainkitTorch FindMatio FindFFmpeg)
+  foreach(file trainkitTorch FindMatio)
     list(APPEND files ${PROJECT_SOURCE_DIR}/libtrainkit/cmake/${file}.cmake)
   endforeach()
   install(FILES ${files} DESTINATION ${DIRECTORY})
@@ -167,15 +162,15 @@ set(CPACK_DEBIAN_DEV_PACKAGE_SECTION libdevel)
 set(CPACK_COMPONENT_DEV_DESCRIPTION "Library for training neural networks on LibTorch (development files)
  Headers, static libraries, CMake package and pkg-config file of libtrainkit.
  LibTorch itself comes from PyPI: pip install torch==2.11.0")
-set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "libabsl-dev, libavcodec-dev, libavformat-dev, libavutil-dev, libhdf5-dev, \
-libmatio-dev, libpng-dev, libswresample-dev, libswscale-dev, libyaml-cpp-dev, zlib1g-dev")
+set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "libabsl-dev, libhdf5-dev, libmatio-dev, libpng-dev, libyaml-cpp-dev, zlib1g-dev")
 set(CPACK_DEBIAN_DEV_PACKAGE_RECOMMENDS "cmake, g++, pkg-config")
 set(CPACK_DEBIAN_PROGRAMS_PACKAGE_NAME trainkit)
 set(CPACK_DEBIAN_PROGRAMS_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${trainkit_torch_parent}/torch/lib)
 file(GLOB trainkit_nvidia_folders ${trainkit_torch_parent}/nvidia/*/lib)
 list(APPEND CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${trainkit_nvidia_folders})
-set(CPACK_DEBIAN_PROGRAMS_PACKAGE_RECOMMENDS "python3-venv")
+# FFmpeg is loaded at its first use, so that dpkg-shlibdeps does not see it.
+set(CPACK_DEBIAN_PROGRAMS_PACKAGE_RECOMMENDS "python3-venv, libavformat59, libswscale6")
 set(CPACK_COMPONENT_PROGRAMS_DESCRIPTION "Trainers of neural networks on LibTorch, and the tool trainkit
  The programs trainkit, trainkit-transformer, trainkit-hsi, trainkit-gpt2rec and trainkit-emotion.
  LibTorch itself comes from PyPI: pip install torch==2.11.0")

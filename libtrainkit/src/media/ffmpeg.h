@@ -1,16 +1,10 @@
 #pragma once
 // Owns FFmpeg's objects and captures FFmpeg's log as text.
 
-extern "C" {
-#include <libavcodec/avcodec.h>
-#include <libavformat/avformat.h>
-#include <libavutil/opt.h>
-#include <libswresample/swresample.h>
-#include <libswscale/swscale.h>
-}
-
 #include <memory>
 #include <string>
+
+#include "media/ffmpeg_functions.h"
 
 namespace trainkit::detail {
 

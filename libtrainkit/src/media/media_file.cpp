@@ -53,6 +53,7 @@ absl::StatusOr<FfmpegPtr<AVCodecContext>> MediaSource::make_decoder(const MediaS
 }
 
 absl::StatusOr<std::unique_ptr<MediaSource>> MediaSource::open(const std::string& path, const MediaOptions& options) {
+  TRAINKIT_RETURN_IF_ERROR(load_media_libraries());
   auto source = std::make_unique<MediaSource>();
   source->path = path;
   source->options = options;
@@ -148,7 +149,15 @@ absl::StatusOr<AudioSamples> MediaFile::samples(const AudioOptions& options) con
   }
 }
 
+absl::Status load_media_libraries() {
+  for (auto* library : {&detail::avutil, &detail::swresample, &detail::swscale, &detail::avcodec, &detail::avformat}) {
+    TRAINKIT_RETURN_IF_ERROR(library->load());
+  }
+  return absl::OkStatus();
+}
+
 std::string media_libraries() {
+  using namespace detail;  // the late functions
   const auto text = [](const char* name, unsigned version) {
     return std::string(name) + " " + std::to_string(AV_VERSION_MAJOR(version)) + "." +
            std::to_string(AV_VERSION_MINOR(version)) + "." + std::to_string(AV_VERSION_MICRO(version));

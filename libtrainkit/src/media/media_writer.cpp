@@ -1,13 +1,6 @@
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 
-#include "trainkit/media/media.h"
-
-extern "C" {
-#include <libavutil/display.h>
-#include <libavutil/opt.h>
-}
-
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -15,11 +8,12 @@ extern "C" {
 #include "media/ffmpeg.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
+#include "trainkit/media/media.h"
 
 namespace trainkit {
 namespace {
 
-using detail::FfmpegPtr;
+using namespace detail;  // the late functions of FFmpeg
 
 void check_arguments(const at::Tensor& frames, const at::Tensor& samples, const MediaWriterOptions& options) {
   TORCH_CHECK_VALUE(frames.defined() || samples.defined(), "there is neither video nor audio to write");
@@ -228,6 +222,7 @@ class Mp4 {
 absl::Status write_media(const std::string& path, const at::Tensor& frames, const at::Tensor& samples,
                          const MediaWriterOptions& options) {
   check_arguments(frames, samples, options);
+  TRAINKIT_RETURN_IF_ERROR(load_media_libraries());
   std::string file;
   const at::Tensor pictures = frames.defined() ? frames.cpu() : frames;
   const at::Tensor sound = samples.defined() ? samples.cpu().contiguous() : samples;

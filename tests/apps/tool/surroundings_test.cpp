@@ -139,4 +139,35 @@ TEST_CASE("Every program starts in a folder that was deleted, and a relative pat
   CHECK(std::filesystem::exists(dir / "run/summary.json"));
 }
 
+TEST_CASE("No program loads the library of a format before it opens a file of it") {
+  const TempDir dir;
+  for (const char* program :
+       {"trainkit", "trainkit-transformer", "trainkit-hsi", "trainkit-emotion", "trainkit-gpt2rec"}) {
+    const std::string command = std::string("LD_DEBUG=files ") + TRAINKIT_BIN_DIR + "/" + program + " --help > " +
+                                (dir / "out") + " 2> " + (dir / "err");
+    REQUIRE(std::system(command.c_str()) == 0);
+    const std::string loaded = read_text(dir / "err");
+    CHECK_THAT(loaded, Catch::Contains("libtorch_cpu.so"));
+    for (const char* library : {"libav", "libsw"}) {
+      INFO(program << " loads " << library);
+      CHECK(loaded.find(library) == std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("Without FFmpeg, clips are one error that names what to install") {
+  const TempDir dir;
+  // The loader takes the first file of a name on its path, and this one is no library.
+  std::ofstream(dir / "libavutil.so.57") << "no library";
+  const std::string start = "LD_LIBRARY_PATH=" + dir.path().string() + " " + TRAINKIT_BIN_DIR + "/trainkit-emotion ";
+  const std::string out = " > /dev/null 2> " + (dir / "err");
+  const std::string missing = "error[program.library] libavutil.so.57: cannot load the library";
+  CHECK(WEXITSTATUS(std::system((start + "--make_demo_data " + (dir / "demo") + out).c_str())) == 2);
+  CHECK_THAT(read_text(dir / "err"), Catch::Contains(missing) && Catch::Contains("apt-get install libavutil57"));
+  CHECK(WEXITSTATUS(std::system(
+            (start + "--data_dir " + (dir / "demo") + " --output_dir " + (dir / "run") + out).c_str())) == 2);
+  CHECK_THAT(read_text(dir / "err"), Catch::Contains(missing));
+  CHECK_FALSE(std::filesystem::exists(dir / "run"));
+}
+
 TEST_CASE("A closed stdout does not end a run") { CHECK(Run("", "", " >&-").code == 0); }

@@ -156,8 +156,6 @@ class RemovedFunctions {
   virtual absl::StatusOr<Metrics> test(RunContext&, const TrainedModel&) final { return Metrics{}; }
   // ModelTest::score_names names the scores in the last lines.
   virtual std::string describe_scores(const RunContext&, const TrainerResult&, const Metrics&) final { return {}; }
-  // App::finish takes the TrainerResult alone.
-  virtual absl::Status finish(RunContext&, const TrainedModel&) final { return {}; }
   // App::other_work returns the mode and what is done in it.
   virtual absl::StatusOr<std::optional<int>> run_instead(const RunOptions&, at::Device) final { return std::nullopt; }
 };

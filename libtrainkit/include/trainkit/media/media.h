@@ -150,6 +150,11 @@ class MediaFile {
   std::unique_ptr<detail::MediaSource> source_;
 };
 
+/// Loads FFmpeg's libraries, which the first open() or write_media() does otherwise: call it before threads read many
+/// files, so that a machine without FFmpeg gives one error instead of one for each file. Thread-safe. Error (exit code
+/// 2): program.library, with the packages to install.
+absl::Status load_media_libraries();
+
 /// Returns the versions of the decoding libraries, such as "libavcodec 59.37.100, libavformat 59.27.100, libswscale
 /// 6.7.100, libswresample 4.7.100". With the same versions, a file gives the same bits.
 std::string media_libraries();

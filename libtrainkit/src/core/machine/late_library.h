@@ -1,0 +1,65 @@
+#pragma once
+// Shared libraries that are loaded at their first use.
+
+#include <absl/status/status.h>
+
+#include <atomic>
+#include <mutex>
+#include <string>
+
+namespace trainkit::detail {
+
+// Note [Late libraries]
+// ~~~~~~~~~~~~~~~~~~~~~
+// FFmpeg brings 106 libraries into a process, HDF5 and matio eleven. A program that opens no file of their formats does
+// without them: it is not linked to them, and starts where they are not installed.
+//
+// A header of the module that uses a library lists its functions with TRAINKIT_LATE_FUNCTION, in namespace
+// trainkit::detail. There each name hides the function of the library's own header, so that calls are written as
+// always. Code outside of that namespace that calls one does not link.
+
+/// A shared library that is loaded at its first use and never unloaded. Thread-safe.
+class LateLibrary {
+ public:
+  /// @param file name for the loader, with its version: "libavutil.so.57".
+  /// @param product what the user installs: "FFmpeg 5.1".
+  /// @param package of Debian: "libavutil57".
+  constexpr LateLibrary(const char* file, const char* product, const char* package)
+      : file_(file), product_(product), package_(package) {}
+
+  /// Loads the library. Error of exit code 2, program.library, that names it and what to install.
+  absl::Status load();
+  /// Returns the address of a function or a variable. Throws c10::Error if there is no library, or no such name in it.
+  void* find(const char* name);
+
+ private:
+  const char *file_, *product_, *package_;
+  std::mutex mutex_;
+  void* handle_ = nullptr;
+};
+
+template <class F>
+class LateFunction;
+
+/// A function of a LateLibrary. A call throws what LateLibrary::find throws.
+template <class R, class... A>
+class LateFunction<R(A...)> {
+ public:
+  constexpr LateFunction(LateLibrary& library, const char* name) : library_(library), name_(name) {}
+  R operator()(A... arguments) const {
+    void* address = address_.load(std::memory_order_acquire);
+    if (!address) address_.store(address = library_.find(name_), std::memory_order_release);
+    return reinterpret_cast<R (*)(A...)>(address)(arguments...);
+  }
+
+ private:
+  LateLibrary& library_;
+  const char* name_;
+  mutable std::atomic<void*> address_ = nullptr;
+};
+
+/// Defines `name` as the function of that name in a LateLibrary.
+#define TRAINKIT_LATE_FUNCTION(library, name) \
+  inline constinit LateFunction<decltype(::name)> name { library, #name }
+
+}  // namespace trainkit::detail
