@@ -28,17 +28,18 @@ TableOptions published_table(const char* kind, const char* separator) {
 }
 
 absl::Status EntityTable::add(const TableReader& row, std::string_view id, std::string text) {
-  const auto [at, is_new] = by_id_.emplace(std::string(id), rows_.size());
+  const auto [at, is_new] = by_id_.emplace(id, static_cast<int32_t>(rows_.size()));
   if (!is_new) {
-    return row.bad_row(noun_, fmt::format("duplicate of line {}", rows_[at->second].line), id, "each id once");
+    const int64_t line = rows_[static_cast<size_t>(at->second)].line;
+    return row.bad_row(noun_, fmt::format("duplicate of line {}", line), id, "each id once");
   }
   rows_.push_back({{std::string(id), std::move(text)}, row.line()});
   return absl::OkStatus();
 }
 
 const Entity* EntityTable::find(std::string_view id) const {
-  const auto at = by_id_.find(std::string(id));
-  return at == by_id_.end() ? nullptr : &rows_[at->second].entity;
+  const auto at = by_id_.find(id);
+  return at == by_id_.end() ? nullptr : &rows_[static_cast<size_t>(at->second)].entity;
 }
 
 std::string EntityTable::unused_note(const std::vector<Entity>& used) const {
@@ -58,16 +59,16 @@ void RatingsBuilder::use(const TableReader& file, Part part) {
 }
 
 absl::StatusOr<int32_t> RatingsBuilder::number(int which, std::string_view id) {
-  const auto [at, is_new] = numbers_[which].emplace(std::string(id), static_cast<int32_t>(numbers_[which].size()));
-  if (!is_new) return at->second;
-  Entity entity{at->first, {}};
+  NumbersById& numbers = numbers_[which];
+  if (const auto seen = numbers.find(id); seen != numbers.end()) return seen->second;
+  Entity entity{std::string(id), {}};
   if (const EntityTable* table = tables_[which]) {
     const Entity* known = table->find(id);
     if (!known) return file_of(part_).bad_row(kNouns[which], "not in " + table->path(), id, "an id of that file");
     entity = *known;
   }
   (which == 0 ? ratings_.users : ratings_.items).push_back(std::move(entity));
-  return at->second;
+  return numbers.emplace(id, static_cast<int32_t>(numbers.size())).first->second;
 }
 
 absl::Status RatingsBuilder::add(std::string_view user, std::string_view item, double value, const ParsedTime& time) {

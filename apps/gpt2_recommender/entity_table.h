@@ -3,6 +3,7 @@
 
 #include <absl/status/status.h>
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -17,6 +18,13 @@ namespace trainkit::rec::detail {
 /// Options of MovieLens' and RecBole's files, whose fields have no quotes. Titles may be in Latin-1. A file that ends
 /// inside a line is truncated.
 TableOptions published_table(const char* kind, const char* separator);
+
+/// Numbers of users or items by id, which are found without a copy of the id.
+struct IdHash {
+  using is_transparent = void;
+  size_t operator()(std::string_view id) const { return std::hash<std::string_view>()(id); }
+};
+using NumbersById = std::unordered_map<std::string, int32_t, IdHash, std::equal_to<>>;
 
 /// Holds the users or items that a file describes, by id.
 class EntityTable {
@@ -41,7 +49,7 @@ class EntityTable {
   };
   std::string noun_, path_;
   std::vector<Row> rows_;
-  std::unordered_map<std::string, size_t> by_id_;
+  NumbersById by_id_;
 };
 
 /// Forms of a time. Times of different forms are not comparable.
@@ -71,7 +79,7 @@ class RatingsBuilder {
   /// Adds the rating of the present row. Errors: an id that its table lacks, and times of several forms.
   absl::Status add(std::string_view user, std::string_view item, double value, const ParsedTime& time);
   /// Whether a row before has this user (0) or item (1).
-  bool contains(int which, std::string_view id) const { return numbers_[which].contains(std::string(id)); }
+  bool contains(int which, std::string_view id) const { return numbers_[which].contains(id); }
   /// Checks the rules for all rows and returns the ratings: no duplicate pair unless pairs may repeat, at least two
   /// users and two items.
   absl::StatusOr<Ratings> finish(std::string format) &&;
@@ -85,7 +93,7 @@ class RatingsBuilder {
   const TableReader* files_[3] = {};
   Part part_ = Part::kTrain;
   const EntityTable* tables_[2];
-  std::unordered_map<std::string, int32_t> numbers_[2];
+  NumbersById numbers_[2];
   Ratings ratings_;
   std::vector<int64_t> lines_;
   TimeForm first_form_ = TimeForm::kNone;

@@ -15,11 +15,6 @@
 namespace trainkit::rec {
 namespace {
 
-absl::Status bad_data(const std::string& id, const std::string& where, const std::string& problem,
-                      const std::string& expected, const std::string& hint) {
-  return data_error(id, {.file = where}, problem, "", expected, hint);
-}
-
 /// The events of one pair of user and item.
 struct Events {
   const Rating* first;
@@ -39,10 +34,10 @@ absl::StatusOr<std::vector<Events>> collect(const Ratings& ratings, double min_r
       if (!is_new) {
         Events& pair = pairs[at->second];
         if (pair.first->part != row.part) {
-          return bad_data("data.split", ratings.path,
-                          fmt::format("user {} and item {} are in two of the files", ratings.users[row.user].id,
-                                      ratings.items[row.item].id),
-                          "each pair in one part", "");
+          return data_error("data.split", {.file = ratings.path},
+                            fmt::format("user {} and item {} are in two of the files", ratings.users[row.user].id,
+                                        ratings.items[row.item].id),
+                            "", "each pair in one part");
         }
         ++pair.count;
         if (row.time >= pair.last->time) pair.last = &row;
@@ -193,10 +188,10 @@ absl::StatusOr<Interactions> filter_ratings(const Ratings& ratings, const Filter
     if (ratings.has_parts) kept.given_parts.push_back(pair.first->part);
   }
   if (kept.num_users() < 2 || kept.num_items() < 2) {
-    return bad_data("data.ratings", ratings.path,
-                    fmt::format("{} of {} ratings are left after filtering, of {} users and {} items", pairs.size(),
-                                ratings.rows.size(), kept.num_users(), kept.num_items()),
-                    "at least two of each", "lower --min_rating or --k_core");
+    return data_error("data.ratings", {.file = ratings.path},
+                      fmt::format("{} of {} ratings are left after filtering, of {} users and {} items", pairs.size(),
+                                  ratings.rows.size(), kept.num_users(), kept.num_items()),
+                      "", "at least two of each", "lower --min_rating or --k_core");
   }
   return kept;
 }
@@ -211,8 +206,8 @@ absl::StatusOr<Split> make_split(const Interactions& interactions, const SplitOp
     split = split_by_ratio(interactions, options);
   } else if (options.mode == "leave_one_out") {
     if (!interactions.has_times) {
-      return bad_data("data.split", "leave_one_out", "the ratings have no times", "a column timestamp:float",
-                      "use --split ratio, which needs no times");
+      return data_error("data.split", {.file = "leave_one_out"}, "the ratings have no times", "",
+                        "a column timestamp:float", "use --split ratio, which needs no times");
     }
     split = split_by_time(interactions);
   } else {
@@ -221,8 +216,8 @@ absl::StatusOr<Split> make_split(const Interactions& interactions, const SplitOp
   for (const auto& [part, name] :
        {std::pair(Part::kTrain, "training"), {Part::kValidation, "validation"}, {Part::kTest, "the test"}}) {
     if (split.count(part) > 0) continue;
-    return bad_data("data.split", options.mode, fmt::format("no interactions for {}", name),
-                    "users with at least three interactions", "");
+    return data_error("data.split", {.file = options.mode}, fmt::format("no interactions for {}", name), "",
+                      "users with at least three interactions");
   }
   return split;
 }

@@ -50,7 +50,7 @@ class World {
              {"split.json", "scene.safetensors"}},
             {"trainkit-gpt2rec",
              {"--data_dir", dir / "rec/ml-100k", "--model", "bpr_mf", "--embed_dim", "8", "--batch_size", "32"},
-             {"catalog.json", "split.tsv"}},
+             {"catalog.json", "split.tsv", "split.index"}},
             {"trainkit-emotion",
              {"--data_dir", dir / "emotion", "--modality", "audio", "--model_size", "simple", "--audio_seconds", "1",
               "--batch_size", "16"},
