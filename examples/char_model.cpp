@@ -7,6 +7,7 @@
 #include "trainkit/core/status.h"
 #include "trainkit/data/token_windows.h"
 #include "trainkit/tasks/language.h"
+#include "trainkit/text/documents.h"
 
 using namespace trainkit;
 
@@ -24,15 +25,17 @@ TORCH_MODULE(Net);
 
 struct CharModelApp final : App {
   AppInfo info() const override {
-    return {.name = "char_model", .description = "Learns the text --input.", .files = {"tokenizer.json"}};
+    return {.name = "char_model", .description = "Learns the text of --input.", .files = {"tokenizer.json"}};
   }
   void add_flags(ConfigParser& parser) override {
-    parser.add("input", &input, {.help = "A text; its tokens are stored next to it.", .path = PathKind::kInput});
+    parser.add(
+        "input", &input,
+        {.help = "A text file, JSON lines or a folder; its tokens are stored next to it.", .path = PathKind::kInput});
   }
   absl::StatusOr<TrainingTask> open(RunContext&) override {
-    TRAINKIT_ASSIGN_OR_RETURN(const auto text, MappedFile::open(input));
-    TRAINKIT_ASSIGN_OR_RETURN(tokenizer, CharTokenizer::from_text(text->text()));
-    TRAINKIT_ASSIGN_OR_RETURN(const auto tokens, cached_tokens(input + ".tokens", text->text(), *tokenizer));
+    TRAINKIT_ASSIGN_OR_RETURN(const Documents text, open_documents(input, {}, input + ".prepared"));
+    TRAINKIT_ASSIGN_OR_RETURN(tokenizer, CharTokenizer::from_text(text.content));
+    TRAINKIT_ASSIGN_OR_RETURN(const auto tokens, cached_tokens(input + ".tokens", text, *tokenizer));
     const int64_t training = tokens.size() * 9 / 10;
     const ValidationRows validation = validation_rows(
         {std::make_shared<TokenWindows>(tokens, TokenWindowsOptions{.begin = training, .whole = true})});

@@ -14,18 +14,19 @@
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/folder_files.h"
+#include "transformer/demo_text.h"
 
 namespace trainkit::transformer {
 namespace {
 
 /// Returns the tokenizer of a new run. The characters are those of all texts.
 absl::StatusOr<std::shared_ptr<const Tokenizer>> make_tokenizer(const CorpusOptions& options,
-                                                                std::span<const Text> texts) {
+                                                                std::span<const Documents> texts) {
   if (options.tokenizer == "gpt2") {
     return Gpt2Tokenizer::open(options.vocab, options.merges, {.special_tokens = options.allow_special_tokens});
   }
   std::string characters;
-  for (const Text& text : texts) {
+  for (const Documents& text : texts) {
     const auto tokenizer = CharTokenizer::from_text(text.content);
     if (!tokenizer.ok()) return add_file_to_error(tokenizer.status(), text.name);
     for (int64_t id = 0; id < (*tokenizer)->vocab_size(); ++id) {
@@ -35,60 +36,23 @@ absl::StatusOr<std::shared_ptr<const Tokenizer>> make_tokenizer(const CorpusOpti
   return CharTokenizer::from_text(characters);
 }
 
-/// Encodes each document of `text` by itself and ends it with `end`.
-absl::Status encode_documents(const Text& text, const Tokenizer& tokenizer, TokenId end, const TokenSink& sink,
-                              const TokenizeProgress& progress) {
-  int64_t begin = 0;
-  const auto size = static_cast<int64_t>(text.content.size());
-  for (const int64_t document_end : text.documents) {
-    const auto document =
-        text.content.substr(static_cast<size_t>(begin), static_cast<size_t>(document_end - 1 - begin));
-    TRAINKIT_RETURN_IF_ERROR(tokenizer.encode(document, sink));
-    TRAINKIT_RETURN_IF_ERROR(sink({&end, 1}));
-    begin = document_end;
-    if (progress && !progress(begin, size)) return absl::CancelledError("stopped");
-  }
-  return absl::OkStatus();
-}
-
-/// Returns the tokens of `text` from the file at `path`, or writes it, as cached_tokens does. The char tokenizer finds
-/// the ends of documents in the text; GPT-2's gets them from here, because its end is no text.
-absl::StatusOr<TokenFile> tokens_of(const Text& text, const Tokenizer& tokenizer, const std::string& path,
-                                    const TokenizeProgress& progress) {
-  const auto* gpt2 = dynamic_cast<const Gpt2Tokenizer*>(&tokenizer);
-  if (!gpt2 || text.documents.empty()) return cached_tokens(path, text.content, tokenizer, progress);
-  const TokenFileOrigin origin{.vocab_size = tokenizer.vocab_size(),
-                               .tokenizer_digest = tokenizer.digest(),
-                               .source_digest = text.digest(),
-                               .source_bytes = static_cast<int64_t>(text.content.size())};
-  if (auto file = TokenFile::open(path); file.ok() && file->check_origin(origin).ok() && file->verify().ok()) {
-    return file;
-  }
-  TRAINKIT_RETURN_IF_ERROR(write_token_file(path, origin, [&](const TokenSink& sink) {
-    return encode_documents(text, tokenizer, gpt2->end_of_text(), sink, progress);
-  }));
-  return TokenFile::open(path);
-}
-
-absl::StatusOr<TokenizedText> tokenize(const Text& text, const Tokenizer& tokenizer, const std::string& cache,
+absl::StatusOr<TokenizedText> tokenize(const Documents& text, const Tokenizer& tokenizer, const std::string& cache,
                                        int64_t least_tokens, const TokenizeProgress& progress) {
-  auto tokens = tokens_of(text, tokenizer, cache, progress);
-  TRAINKIT_RETURN_IF_ERROR(text.file->check());
-  if (!tokens.ok()) return add_file_to_error(tokens.status(), text.name);
-  if (tokens->size() < least_tokens) {
+  TRAINKIT_ASSIGN_OR_RETURN(TokenFile tokens, cached_tokens(cache, text, tokenizer, progress));
+  if (tokens.size() < least_tokens) {
     return data_error("data.empty", {.file = text.name}, "the text is too short",
-                      fmt::format("{} tokens", tokens->size()), fmt::format("at least {}", least_tokens));
+                      fmt::format("{} tokens", tokens.size()), fmt::format("at least {}", least_tokens));
   }
   return TokenizedText{.source = text.name,
                        .bytes = static_cast<int64_t>(text.content.size()),
                        .crlf = text.crlf,
                        .empty_documents = text.empty_documents,
                        .left_out = text.left_out,
-                       .tokens = *std::move(tokens)};
+                       .tokens = std::move(tokens)};
 }
 
 /// Returns the digest of a single input without weight as that of its text, as token files and sha tools see it.
-std::string digest_of(const CorpusOptions& options, std::span<const Text> texts) {
+std::string digest_of(const CorpusOptions& options, std::span<const Documents> texts) {
   if (texts.size() == 1) return texts[0].digest();
   std::string all;
   for (size_t i = 0; i < texts.size(); ++i) {
@@ -133,6 +97,18 @@ absl::Status check_lengths(const std::string& source, int64_t train, std::option
   return absl::OkStatus();
 }
 
+/// Opens a text. Without input: Debian's licence texts, or generated text if there are none.
+absl::StatusOr<Documents> open_input(const std::string& input, const DocumentOptions& options,
+                                     const std::string& prepared) {
+  constexpr char kLicences[] = "/usr/share/common-licenses";
+  if (!input.empty()) return open_documents(input, options, prepared);
+  if (auto licences = open_documents(kLicences, options, prepared); licences.ok()) return licences;
+  TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), prepared, demo_text()));
+  TRAINKIT_ASSIGN_OR_RETURN(Documents text, open_documents(prepared, options, prepared));
+  text.name = "generated text";
+  return text;
+}
+
 /// Returns the name of the files of text `i`: "corpus", "corpus-2", ..., "validation".
 std::string file_name(const CorpusOptions& options, size_t i) {
   if (i == std::max<size_t>(options.inputs.size(), 1)) return "validation";
@@ -140,8 +116,8 @@ std::string file_name(const CorpusOptions& options, size_t i) {
 }
 
 /// Opens the inputs, then the validation text.
-absl::StatusOr<std::vector<Text>> open_texts(const CorpusOptions& options, const Tokenizer* saved) {
-  TextOptions how = options.text;
+absl::StatusOr<std::vector<Documents>> open_texts(const CorpusOptions& options, const Tokenizer* saved) {
+  DocumentOptions how = options.text;
   const bool is_char = saved ? saved->name() == "char" : options.tokenizer == "char";
   how.replace_end_of_text = is_char && options.allow_special_tokens;
   // A run on plain text has no character for the end of a document.
@@ -150,10 +126,10 @@ absl::StatusOr<std::vector<Text>> open_texts(const CorpusOptions& options, const
   if (inputs.empty()) inputs.emplace_back();
   if (!options.validation_input.empty()) inputs.push_back({.path = options.validation_input});
   const std::string& folder = options.prepared_dir.empty() ? options.cache_dir : options.prepared_dir;
-  std::vector<Text> texts;
+  std::vector<Documents> texts;
   for (const TextInput& input : inputs) {
     const std::string prepared = folder + "/" + file_name(options, texts.size()) + ".txt";
-    TRAINKIT_ASSIGN_OR_RETURN(texts.emplace_back(), open_text(input.path, how, prepared));
+    TRAINKIT_ASSIGN_OR_RETURN(texts.emplace_back(), open_input(input.path, how, prepared));
   }
   return texts;
 }
@@ -174,7 +150,7 @@ std::optional<TextInput> parse_input(const std::string& text) {
   return input;
 }
 
-RunFacts Corpus::describe(const TextOptions& options) const {
+RunFacts Corpus::describe(const DocumentOptions& options) const {
   RunFacts facts;
   for (size_t i = 0; i < texts.size(); ++i) {
     const TokenizedText& text = texts[i];
@@ -203,7 +179,7 @@ std::vector<std::shared_ptr<const TokenWindows>> windows_of(std::span<const Toke
   return windows;
 }
 
-std::string describe_findings(const TokenizedText& text, const TextOptions& options) {
+std::string describe_findings(const TokenizedText& text, const DocumentOptions& options) {
   std::string findings;
   if (text.crlf > 0) {
     findings += fmt::format("; {} CRLF line ends{}", text.crlf,
@@ -241,7 +217,7 @@ absl::StatusOr<Corpus> tokenize_corpus(const CorpusOptions& options, int64_t lea
   if (!options.saved_tokenizer.empty()) {
     TRAINKIT_ASSIGN_OR_RETURN(corpus.tokenizer, load_tokenizer(options.saved_tokenizer));
   }
-  TRAINKIT_ASSIGN_OR_RETURN(const std::vector<Text> texts, open_texts(options, corpus.tokenizer.get()));
+  TRAINKIT_ASSIGN_OR_RETURN(const std::vector<Documents> texts, open_texts(options, corpus.tokenizer.get()));
   corpus.digest = digest_of(options, texts);
   if (options.check_digest) TRAINKIT_RETURN_IF_ERROR(options.check_digest(corpus.digest));
   if (!corpus.tokenizer) {

@@ -14,14 +14,14 @@
 
 #include "trainkit/data/token_windows.h"
 #include "trainkit/report/summary.h"
+#include "trainkit/text/documents.h"
 #include "trainkit/text/tokenizer.h"
-#include "transformer/text.h"
 
 namespace trainkit::transformer {
 
 /// A text to train on.
 struct TextInput {
-  /// See open_text.
+  /// See open_documents.
   std::string path = {};
   /// Share of the rows relative to those of the other inputs; 0: by size.
   double weight = 0;
@@ -32,11 +32,12 @@ struct TextInput {
 std::optional<TextInput> parse_input(const std::string& text);
 
 struct CorpusOptions {
-  /// One or more; either all have a weight or none. Empty: the default text of open_text.
+  /// One or more; either all have a weight or none. Empty: Debian's licence texts in
+  /// /usr/share/common-licenses or, if there are none, generated text (demo_text.h).
   std::vector<TextInput> inputs = {};
   /// Text for validation. Empty: the end of each input.
   std::string validation_input = {};
-  TextOptions text = {};
+  DocumentOptions text = {};
   /// "char" or "gpt2"; gpt2 requires `vocab` and `merges`.
   std::string tokenizer = "char";
   std::string vocab = {};
@@ -59,12 +60,12 @@ struct CorpusOptions {
 
 /// A tokenized text.
 struct TokenizedText {
-  /// See Text::name.
+  /// See Documents::name.
   std::string source = {};
   int64_t bytes = 0;
   int64_t crlf = 0;
   int64_t empty_documents = 0;
-  /// See Text::left_out.
+  /// See Documents::left_out.
   std::vector<std::string> left_out = {};
   TokenFile tokens;
   /// Tokens [0, train_tokens) are for training, the rest for validation.
@@ -90,7 +91,7 @@ struct Corpus {
     return validation ? std::span(&*validation, 1) : std::span(texts);
   }
   /// Returns the facts "text", "text 2", ... and "validation" of a run.
-  RunFacts describe(const TextOptions& options) const;
+  RunFacts describe(const DocumentOptions& options) const;
 };
 
 /// Name of the tokenizer's file in a run's folder.
@@ -101,7 +102,7 @@ std::vector<std::shared_ptr<const TokenWindows>> windows_of(std::span<const Toke
                                                             TokenWindowsOptions options);
 
 /// Describes what reading a text has found, for the end of a line: "; 12 CRLF line ends (...)". Empty: nothing.
-std::string describe_findings(const TokenizedText& text, const TextOptions& options);
+std::string describe_findings(const TokenizedText& text, const DocumentOptions& options);
 
 /// Reports progress on stderr in steps of 10 %, for texts above 16 MiB.
 TokenizeProgress tokenize_progress();
@@ -112,7 +113,7 @@ absl::StatusOr<Corpus> tokenize_corpus(const CorpusOptions& options, int64_t lea
                                        const TokenizeProgress& progress = {});
 
 /// Reads, checks and tokenizes the texts, or reuses the cached tokens of the same text. Errors (exit code 4): those of
-/// open_text, Tokenizer and write_token_file; data.empty if a training or validation part is too short.
+/// open_documents, Tokenizer and write_token_file; data.empty if a training or validation part is too short.
 absl::StatusOr<Corpus> prepare_corpus(const CorpusOptions& options, const TokenizeProgress& progress = {});
 
 /// Checks that a training text has documents. data.documents (exit code 4).

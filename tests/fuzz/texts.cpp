@@ -1,18 +1,18 @@
 // Texts of the language model: plain text and JSON lines, as they are and prepared.
 #include "core/base/utf8.h"
 #include "target.h"
-#include "transformer/text.h"
+#include "trainkit/text/documents.h"
 
 namespace trainkit::fuzz::texts {
 namespace {
 
-void read_text(const std::string& path, const transformer::TextOptions& options) {
-  const auto text = transformer::open_text(path, options, folder() + "/prepared");
+void read_text(const std::string& path, const DocumentOptions& options) {
+  const auto text = open_documents(path, options, folder() + "/prepared");
   if (!text.ok()) return require_named(text.status(), {"data."});
   require(find_invalid_utf8(text->content) == text->content.size(), "a text is UTF-8");
   require(text->content.find('\0') == text->content.npos, "a text has no NUL");
   int64_t before = 0;
-  for (const int64_t end : text->documents) {
+  for (const int64_t end : text->ends) {
     require(end > before && end <= std::ssize(text->content), "documents have ends in their order");
     require(text->content[static_cast<size_t>(end) - 1] == options.document_end, "a document has its end");
     before = end;

@@ -158,6 +158,7 @@ class RemovedFunctions {
   virtual std::string describe_scores(const RunContext&, const TrainerResult&, const Metrics&) final { return {}; }
   // App::other_work returns the mode and what is done in it.
   virtual absl::StatusOr<std::optional<int>> run_instead(const RunOptions&, at::Device) final { return std::nullopt; }
+  virtual std::optional<ProgramMode> mode_instead() const final { return std::nullopt; }
 };
 
 }  // namespace detail

@@ -1,4 +1,4 @@
-#include "transformer/text.h"
+#include "trainkit/text/documents.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -13,14 +13,12 @@
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/folder_files.h"
-#include "transformer/demo_text.h"
 
-namespace trainkit::transformer {
+namespace trainkit {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kLicences[] = "/usr/share/common-licenses";
 constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf", kCrlf = "\r\n";
 
 std::string_view skip_byte_order_mark(std::string_view text) {
@@ -42,8 +40,9 @@ int64_t count_crlf(std::string_view text) {
   return count;
 }
 
-/// Returns the string in `field` of a line of JSON. `blame` has the place.
-absl::StatusOr<std::string> read_json_line(const Error& blame, std::string_view line, const std::string& field) {
+/// Returns the text of a line of JSON. `blame` has the place.
+absl::StatusOr<std::string> read_json_line(const Error& blame, std::string_view line, const DocumentOptions& options) {
+  const std::string& field = options.jsonl_field;
   TRAINKIT_ASSIGN_OR_RETURN(nlohmann::json object, detail::parse_strict_json(line, blame));
   const auto bad = [&](const std::string& name, const std::string& problem, const std::string& got,
                        const std::string& expected, const std::string& hint = "") {
@@ -58,8 +57,9 @@ absl::StatusOr<std::string> read_json_line(const Error& blame, std::string_view 
     for (const auto& [name, value] : object.items()) {
       if (value.is_string() && others.size() < 5) others.push_back(escape_text(name));
     }
-    return bad(field, "no such field", "", "a field with the text",
-               others.empty() ? "" : fmt::format("--jsonl_field selects one of: {}", fmt::join(others, ", ")));
+    return bad(
+        field, "no such field", "", "a field with the text",
+        others.empty() ? "" : fmt::format("{} selects one of: {}", options.jsonl_field_flag, fmt::join(others, ", ")));
   }
   if (!found->is_string()) return bad(field, "not a string", found->type_name(), "a string");
   std::string& text = found->get_ref<std::string&>();
@@ -71,7 +71,7 @@ absl::StatusOr<std::string> read_json_line(const Error& blame, std::string_view 
 class TextWriter {
  public:
   /// Keeps references.
-  TextWriter(WritableFile& file, const TextOptions& options, Text& text)
+  TextWriter(WritableFile& file, const DocumentOptions& options, Documents& text)
       : file_(file), options_(options), text_(text) {}
 
   /// Appends a file, whose first bytes are no byte order mark.
@@ -123,7 +123,7 @@ class TextWriter {
     if (text.empty()) return ++text_.empty_documents, absl::OkStatus();
     TRAINKIT_RETURN_IF_ERROR(append(text));
     TRAINKIT_RETURN_IF_ERROR(put({&options_.document_end, 1}));
-    text_.documents.push_back(file_.size_bytes() + static_cast<int64_t>(buffer_.size()));
+    text_.ends.push_back(file_.size_bytes() + static_cast<int64_t>(buffer_.size()));
     return absl::OkStatus();
   }
 
@@ -136,7 +136,7 @@ class TextWriter {
       ++number;
       if (line.find_first_not_of(" \t\r") == line.npos) continue;
       const Error blame{.exit_code = ExitCode::kData, .id = "data.jsonl", .where = fmt::format("{}:{}", path, number)};
-      TRAINKIT_ASSIGN_OR_RETURN(const std::string document, read_json_line(blame, line, options_.jsonl_field));
+      TRAINKIT_ASSIGN_OR_RETURN(const std::string document, read_json_line(blame, line, options_));
       text_.crlf += count_crlf(document);
       TRAINKIT_RETURN_IF_ERROR(append_document(document));
     }
@@ -144,13 +144,13 @@ class TextWriter {
   }
 
   WritableFile& file_;
-  const TextOptions& options_;
-  Text& text_;
+  const DocumentOptions& options_;
+  Documents& text_;
   std::string buffer_;
 };
 
 /// Makes the content of `text` what `write` appends to the file `prepared`.
-absl::Status write_prepared(const std::string& prepared, const TextOptions& options, Text& text,
+absl::Status write_prepared(const std::string& prepared, const DocumentOptions& options, Documents& text,
                             const std::function<absl::Status(TextWriter&)>& write) {
   const auto [folder, file] = split_path(prepared);
   TRAINKIT_ASSIGN_OR_RETURN(const Directory directory, Fs::posix().open_directory(folder));
@@ -165,9 +165,9 @@ absl::Status write_prepared(const std::string& prepared, const TextOptions& opti
 }
 
 /// Checks the files and writes them as one text to `prepared`. Maps one input file at a time.
-absl::StatusOr<Text> prepare(std::string name, const std::vector<std::string>& files, const TextOptions& options,
-                             const std::string& prepared) {
-  Text text{.name = std::move(name)};
+absl::StatusOr<Documents> prepare(std::string name, const std::vector<std::string>& files,
+                                  const DocumentOptions& options, const std::string& prepared) {
+  Documents text{.name = std::move(name)};
   TRAINKIT_RETURN_IF_ERROR(write_prepared(prepared, options, text, [&](TextWriter& writer) -> absl::Status {
     for (const std::string& path : files) {
       TRAINKIT_ASSIGN_OR_RETURN(const auto map, MappedFile::open(path));
@@ -183,7 +183,8 @@ absl::StatusOr<Text> prepare(std::string name, const std::vector<std::string>& f
                     fmt::format("{} files", files.size()), "text");
 }
 
-absl::StatusOr<Text> open_folder(const std::string& folder, const TextOptions& options, const std::string& prepared) {
+absl::StatusOr<Documents> open_folder(const std::string& folder, const DocumentOptions& options,
+                                      const std::string& prepared) {
   std::error_code error;
   FolderFiles files = list_files(folder, {}, error);
   const std::string expected = "a folder of text files";
@@ -193,19 +194,19 @@ absl::StatusOr<Text> open_folder(const std::string& folder, const TextOptions& o
                       expected);
   }
   for (std::string& name : files.names) name = (fs::path(folder) / name).string();
-  TRAINKIT_ASSIGN_OR_RETURN(
-      Text text, prepare(fmt::format("{} ({} files)", folder, files.names.size()), files.names, options, prepared));
+  TRAINKIT_ASSIGN_OR_RETURN(Documents text, prepare(fmt::format("{} ({} files)", folder, files.names.size()),
+                                                    files.names, options, prepared));
   text.left_out.insert(text.left_out.end(), files.left_out.begin(), files.left_out.end());
   return text;
 }
 
 /// Opens a plain text file. It is converted only if that changes it.
-absl::StatusOr<Text> open_file(std::string name, const std::string& path, const TextOptions& options,
-                               const std::string& prepared) {
+absl::StatusOr<Documents> open_file(const std::string& path, const DocumentOptions& options,
+                                    const std::string& prepared) {
   TRAINKIT_ASSIGN_OR_RETURN(const auto file, MappedFile::open(path));
   const std::string_view content = skip_byte_order_mark(file->text());
   TRAINKIT_RETURN_IF_ERROR(add_file_to_error(check_text(content), path));
-  Text text{.name = std::move(name), .file = file, .content = content, .crlf = count_crlf(content)};
+  Documents text{.name = path, .file = file, .content = content, .crlf = count_crlf(content)};
   const bool has_marker = options.replace_end_of_text && content.find(Gpt2Tokenizer::kEndOfText) != content.npos;
   if (has_marker || (options.normalize_newlines && text.crlf > 0)) {
     TRAINKIT_RETURN_IF_ERROR(write_prepared(prepared, options, text, [&](TextWriter& writer) -> absl::Status {
@@ -218,27 +219,64 @@ absl::StatusOr<Text> open_file(std::string name, const std::string& path, const 
   return text;
 }
 
+/// Encodes each document of `text` by itself and ends it with GPT-2's end of a text.
+absl::Status encode_documents(const Documents& text, const Gpt2Tokenizer& tokenizer, const TokenSink& sink,
+                              const TokenizeProgress& progress) {
+  int64_t begin = 0;
+  const TokenId end = tokenizer.end_of_text();
+  const auto size = static_cast<int64_t>(text.content.size());
+  for (const int64_t document_end : text.ends) {
+    const auto document =
+        text.content.substr(static_cast<size_t>(begin), static_cast<size_t>(document_end - 1 - begin));
+    TRAINKIT_RETURN_IF_ERROR(tokenizer.encode(document, sink));
+    TRAINKIT_RETURN_IF_ERROR(sink({&end, 1}));
+    begin = document_end;
+    if (progress && !progress(begin, size)) return absl::CancelledError("stopped");
+  }
+  return absl::OkStatus();
+}
+
+/// Returns the tokens of `text` from the file at `path`, or writes it.
+absl::StatusOr<TokenFile> cached_documents(const std::string& path, const Documents& text,
+                                           const Gpt2Tokenizer& tokenizer, const TokenizeProgress& progress) {
+  const TokenFileOrigin origin{.vocab_size = tokenizer.vocab_size(),
+                               .tokenizer_digest = tokenizer.digest(),
+                               .source_digest = text.digest(),
+                               .source_bytes = static_cast<int64_t>(text.content.size())};
+  if (auto file = TokenFile::open(path); file.ok() && file->check_origin(origin).ok() && file->verify().ok()) {
+    return file;
+  }
+  TRAINKIT_RETURN_IF_ERROR(write_token_file(
+      path, origin, [&](const TokenSink& sink) { return encode_documents(text, tokenizer, sink, progress); }));
+  return TokenFile::open(path);
+}
+
 }  // namespace
 
-std::string Text::digest() const {
-  if (documents.empty()) return Digest::of(content);
+std::string Documents::digest() const {
+  if (ends.empty()) return Digest::of(content);
   Digest all;
   all.update(content.data(), content.size());
-  all.update(documents.data(), documents.size() * sizeof documents[0]);
+  all.update(ends.data(), ends.size() * sizeof ends[0]);
   return all.hex();
 }
 
-absl::StatusOr<Text> open_text(const std::string& input, const TextOptions& options, const std::string& prepared) {
+absl::StatusOr<Documents> open_documents(const std::string& input, const DocumentOptions& options,
+                                         const std::string& prepared) {
   std::error_code ignored;
-  if (!input.empty()) {
-    if (fs::is_directory(input, ignored)) return open_folder(input, options, prepared);
-    return is_jsonl(input) ? prepare(input, {input}, options, prepared) : open_file(input, input, options, prepared);
-  }
-  if (fs::is_directory(kLicences, ignored)) {
-    if (auto licences = open_folder(kLicences, options, prepared); licences.ok()) return licences;
-  }
-  TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), prepared, demo_text()));
-  return open_file("generated text", prepared, options, prepared);
+  if (fs::is_directory(input, ignored)) return open_folder(input, options, prepared);
+  return is_jsonl(input) ? prepare(input, {input}, options, prepared) : open_file(input, options, prepared);
+}
+
+absl::StatusOr<TokenFile> cached_tokens(const std::string& path, const Documents& text, const Tokenizer& tokenizer,
+                                        const TokenizeProgress& progress) {
+  const auto* gpt2 = dynamic_cast<const Gpt2Tokenizer*>(&tokenizer);
+  const bool adds_ends = gpt2 && !text.ends.empty();
+  auto tokens = adds_ends ? cached_documents(path, text, *gpt2, progress)
+                          : cached_tokens(path, text.content, tokenizer, progress);
+  TRAINKIT_RETURN_IF_ERROR(text.file->check());
+  if (!tokens.ok()) return add_file_to_error(tokens.status(), text.name);
+  return tokens;
 }
 
 absl::Status add_file_to_error(const absl::Status& status, const std::string& path) {
@@ -271,4 +309,4 @@ absl::Status check_text(std::string_view text) {
                     "text");
 }
 
-}  // namespace trainkit::transformer
+}  // namespace trainkit
