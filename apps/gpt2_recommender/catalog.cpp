@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "gpt2_recommender/metadata.h"
 #include "trainkit/app/initial_weights.h"
 #include "trainkit/app/stored_values.h"
@@ -58,18 +56,6 @@ absl::StatusOr<Interactions> load_entities(const std::string& catalog) {
       catalog, {{"users", &users, 1}, {"items", &items, 1}},
       {.exit_code = ExitCode::kWeights, .id = "weights.catalog", .expected = "the users and items of this run"}));
   return Interactions{.users = entities_of(std::move(users)), .items = entities_of(std::move(items))};
-}
-
-absl::StatusOr<int64_t> find_entity(const std::vector<Entity>& entities, const std::string& flag,
-                                    const std::string& id) {
-  const auto found = std::find_if(entities.begin(), entities.end(), [&](const Entity& e) { return e.id == id; });
-  if (found != entities.end()) return found - entities.begin();
-  return to_status({.exit_code = ExitCode::kUsage,
-                    .id = "cli.value",
-                    .field = flag,
-                    .problem = "an id that the run was not trained on",
-                    .got = id,
-                    .expected = fmt::format("one of {} ids, such as {}", entities.size(), entities.front().id)});
 }
 
 absl::Status save_seen(const std::string& path, const UserItems& seen) {

@@ -26,10 +26,6 @@ absl::Status save_catalog(const std::string& path, const Interactions& interacti
 /// Reads the users and items alone. Errors: weights.catalog (exit code 5) for a damaged file; those of MappedFile.
 absl::StatusOr<Interactions> load_entities(const std::string& catalog);
 
-/// Returns the number of the entity of that id. cli.value (exit code 2) names `flag` for an unknown id.
-absl::StatusOr<int64_t> find_entity(const std::vector<Entity>& entities, const std::string& flag,
-                                    const std::string& id);
-
 /// Writes the items of each user: offsets of the users, (U + 1) int64, then the items of all users, (N) int32 (see
 /// docs/formats/rec-split.md). Errors: exit code 6.
 absl::Status save_seen(const std::string& path, const UserItems& seen);

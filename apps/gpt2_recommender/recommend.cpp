@@ -4,6 +4,7 @@
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -12,6 +13,7 @@
 #include "gpt2_recommender/ranking.h"
 #include "gpt2_recommender/session.h"
 #include "trainkit/app/placement.h"
+#include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/table.h"
@@ -55,11 +57,21 @@ absl::StatusOr<RankingVectors> load_vectors(const TrainedRun& run, const RecOpti
   return dynamic_cast<Recommender&>(predictor.model()).vectors();
 }
 
+/// Returns the numbers of the users or items with these ids. cli.value (exit code 2) names `flag` for an unknown one.
 absl::StatusOr<std::vector<int64_t>> find_all(const std::vector<Entity>& entities, const std::string& flag,
                                               const std::vector<std::string>& ids) {
   std::vector<int64_t> found;
   for (const std::string& id : ids) {
-    TRAINKIT_ASSIGN_OR_RETURN(found.emplace_back(), find_entity(entities, flag, id));
+    const auto at = std::find_if(entities.begin(), entities.end(), [&](const Entity& e) { return e.id == id; });
+    if (at == entities.end()) {
+      return to_status({.exit_code = ExitCode::kUsage,
+                        .id = "cli.value",
+                        .field = flag,
+                        .problem = "an id that the run was not trained on",
+                        .got = id,
+                        .expected = fmt::format("one of {} ids, such as {}", entities.size(), entities.front().id)});
+    }
+    found.push_back(at - entities.begin());
   }
   return found;
 }

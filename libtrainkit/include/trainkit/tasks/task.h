@@ -93,8 +93,9 @@ class ModelTest {
  public:
   virtual ~ModelTest() = default;
 
-  /// Tests the model. `loader` has the `rows` rows of TrainingTask::test_set; nullptr without one. A collective: all
-  /// ranks call it, and the result of rank 0 is used. Synchronises.
+  /// Tests the model. `loader` has the `rows` rows of TrainingTask::test_set; nullptr without one. Needs to set
+  /// TestedRows::scores alone; the other fields are for write() and table(). A collective: all ranks call it, and the
+  /// result of rank 0 is used. Synchronises.
   virtual absl::StatusOr<TestedRows> test(DeviceReplicator& devices, Prefetcher* loader, int64_t rows,
                                           Precision precision, ProcessGroup* group) const = 0;
   /// Scores that lines and tables show, in this order. The page shows each but asides as a tile. "unreadable" is the
