@@ -115,7 +115,7 @@ TEST_CASE("A test of a language model scores the targets over replicas, and keep
   auto loader = Prefetcher::create(dataset, SequentialSampler(2), {.batch_size = 2}).value();
   auto devices = DeviceReplicator::create([] { return Bigram(4).ptr(); }, {.cpu_replicas = 2}).value();
   Bigram model(std::dynamic_pointer_cast<BigramImpl>(devices->module()));
-  TestedRows tested = task->test(*devices, *loader, 2, Precision::kFp32, nullptr).value();
+  TestedRows tested = task->test(*devices, loader.get(), 2, Precision::kFp32, nullptr).value();
   CHECK(tested.scores.at("tokens") == 5);
   const double mean = language_model_loss(model->forward(batch()["x"]), batch()["y"]).item<double>();
   CHECK(tested.scores.at("perplexity") == Approx(std::exp(mean)));

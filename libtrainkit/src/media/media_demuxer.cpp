@@ -1,8 +1,4 @@
 // Detects the container, selects its streams, and reads all packets of the selected ones.
-extern "C" {
-#include <libavutil/avstring.h>
-}
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
