@@ -3,15 +3,15 @@
 #include <ATen/DeviceAccelerator.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <filesystem>
-#include <set>
 
 #include "trainkit/app/run_folder.h"
 #include "trainkit/core/format.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/adapters.h"
+#include "trainkit/io/folder_files.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/tasks/language.h"
 #include "transformer/demo_text.h"
@@ -19,14 +19,10 @@
 namespace trainkit::transformer {
 namespace {
 
-/// Token files directly in a folder.
-std::set<std::filesystem::path> token_files_in(const std::string& folder) {
-  std::set<std::filesystem::path> files;
-  std::error_code failed;
-  for (std::filesystem::directory_iterator at(folder, failed), end; !failed && at != end; at.increment(failed)) {
-    if (at->path().extension() == ".tokens") files.insert(at->path());
-  }
-  return files;
+/// Names of the token files in a folder.
+std::vector<std::string> token_files_in(const std::string& folder) {
+  std::error_code ignored;
+  return list_files(folder, {".tokens"}, ignored).names;
 }
 
 /// Describes the memory of a GPU, with the preset suggested for it: "20 GiB free of 24 GiB; suggested: ...".
@@ -86,7 +82,7 @@ absl::Status TransformerApp::open_corpus(const RunOptions& run) {
   const bool owns_cache = how.cache_dir == run.output_dir && run.resume.empty();
   // Only rank 0 has created the run's folder, maybe on another machine.
   if (owns_cache) TRAINKIT_RETURN_IF_ERROR(Fs::posix().create_directories(run.output_dir).status());
-  const auto earlier = owns_cache ? token_files_in(run.output_dir) : std::set<std::filesystem::path>{};
+  const auto earlier = owns_cache ? token_files_in(run.output_dir) : std::vector<std::string>{};
   // A prepared text is needed until it is tokenized. No file of the user can have its place.
   std::optional<TemporaryFolder> texts;
   if (how.prepared_dir.empty()) {
@@ -97,9 +93,9 @@ absl::Status TransformerApp::open_corpus(const RunOptions& run) {
   absl::Status status = prepared.status();
   if (status.ok() && options_.pack_documents) status = check_documents(*prepared);
   if (!status.ok()) {
-    for (const std::filesystem::path& file : owns_cache ? token_files_in(run.output_dir) : earlier) {
-      std::error_code ignored;
-      if (!earlier.contains(file)) std::filesystem::remove(file, ignored);
+    for (const std::string& file : owns_cache ? token_files_in(run.output_dir) : earlier) {
+      const std::string path = run.output_dir + "/" + file;
+      if (std::find(earlier.begin(), earlier.end(), file) == earlier.end()) std::remove(path.c_str());
     }
     return status;
   }

@@ -223,6 +223,7 @@ TransformerConfig model_config(const TransformerOptions& options, int64_t vocab_
 
 CorpusOptions corpus_options(const TransformerOptions& options, const std::string& cache_dir) {
   CorpusOptions corpus = options.corpus;
+  corpus.text.jsonl_field_flag = "--jsonl_field";
   corpus.text.files_are_documents = options.pack_documents;
   corpus.cache_dir = cache_dir;
   corpus.block_size = options.model.block_size;

@@ -48,7 +48,7 @@ TEST_CASE("A faulty line of a .jsonl file is an error with its file and line", "
   const test::TempDir dir;
   const std::string good = "{\"text\": \"a\"}\n\n";
   const std::vector<std::tuple<std::string, std::string, std::string>> faults = {
-      {"{\"txt\": \"a\", \"n\": 1}", ": text: no such field", "--jsonl_field selects one of: txt"},
+      {"{\"txt\": \"a\", \"n\": 1}", ": text: no such field", "--body selects one of: txt"},
       {"{\"n\": 1}", ": text: no such field", ""},
       {"{\"text\": 5}", ": text: not a string (got 'number'", ""},
       {"{\"text\": null}", ": text: not a string (got 'null'", ""},
@@ -59,7 +59,7 @@ TEST_CASE("A faulty line of a .jsonl file is an error with its file and line", "
       {"{\"text\": \"a\\u0000b\"}", "a NUL character in a text", ""}};
   for (const auto& [line, problem, hint] : faults) {
     const std::string path = save(dir / "bad.jsonl", good + line + "\n" + good);
-    const absl::Status status = open_documents(path, {}, dir / "prepared").status();
+    const absl::Status status = open_documents(path, {.jsonl_field_flag = "--body"}, dir / "prepared").status();
     INFO(error_text(status));
     CHECK(id_of(status) == "data.jsonl");
     CHECK(exit_code(status) == ExitCode::kData);
@@ -68,6 +68,9 @@ TEST_CASE("A faulty line of a .jsonl file is an error with its file and line", "
     CHECK(error_text(status).find(hint) != std::string::npos);
     CHECK_FALSE(std::filesystem::exists(dir / "prepared"));
   }
+  const std::string other = save(dir / "bad.jsonl", "{\"body\": \"a\"}\n");
+  CHECK_THAT(error_text(open_documents(other, {}, dir / "prepared").status()),
+             Catch::Contains("fields with a text: body"));
   const absl::Status empty = open_documents(save(dir / "bad.jsonl", "\n"), {}, dir / "prepared").status();
   CHECK(id_of(empty) == "data.empty");
 }

@@ -6,6 +6,7 @@
 
 #include "core/base/utf8.h"
 #include "test_util.h"
+#include "trainkit/text/documents.h"
 
 using namespace trainkit;
 
@@ -283,4 +284,36 @@ TEST_CASE("Bytes that are not text are printed as replacement characters", "[io]
   CHECK(replace_invalid_utf8("a\xff"
                              "b\xc3\xa9\xf0\x9f") == "a\uFFFDb\xc3\xa9\uFFFD\uFFFD");
   CHECK(replace_invalid_utf8("") == "");
+}
+
+TEST_CASE("GPT-2's tokens of documents have their ends, and a char tokenizer finds them in the text",
+          "[text][documents]") {
+  const test::TempDir dir;
+  std::ofstream(dir / "a.jsonl") << "{\"text\": \"abc\"}\n{\"text\": \"b<|endoftext|>\"}\n";
+  const Documents text = open_documents(dir / "a.jsonl", {}, dir / "prepared").value();
+  int tokenized = 0;
+  const auto ids_of = [&](const Tokenizer& tokenizer) {
+    const TokenizeProgress count = [&](int64_t done, int64_t total) { return tokenized += done == total, true; };
+    const TokenFile file = cached_tokens(dir / tokenizer.name(), text, tokenizer, count).value();
+    std::vector<int64_t> ids(static_cast<size_t>(file.size()));
+    file.read(0, ids);
+    return ids;
+  };
+  for (const bool special : {false, true}) {
+    const auto gpt2 = small_gpt2({.special_tokens = special});
+    const std::vector<int64_t> ids = ids_of(*gpt2);
+    CHECK(std::vector<int64_t>(ids.begin(), ids.begin() + 3) == std::vector<int64_t>{257, 258, 'b'});
+    CHECK(std::count(ids.begin(), ids.end(), 258) == (special ? 3 : 2));  // the text of the second may be its end
+    CHECK(ids.back() == 258);
+    CHECK(ids_of(*gpt2) == ids);
+  }
+  CHECK(tokenized == 2);  // the others were in the file
+  const auto characters = CharTokenizer::from_text(text.content).value();
+  const std::vector<int64_t> ids = ids_of(*characters);
+  CHECK(ids.size() == 3 + 1 + 14 + 1);
+  CHECK(ids[3] == *document_end_token(*characters));
+  CHECK_FALSE(document_end_token(*CharTokenizer::from_text("ab").value()));
+  // Errors name the text.
+  const absl::Status foreign = cached_tokens(dir / "x", text, *CharTokenizer::from_text("abc").value()).status();
+  CHECK_THAT(error_line(foreign), Catch::Contains("a.jsonl@0x3: character outside the vocabulary"));
 }

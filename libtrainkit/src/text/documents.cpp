@@ -53,13 +53,14 @@ absl::StatusOr<std::string> read_json_line(const Error& blame, std::string_view 
   if (!object.is_object()) return bad("", "not a JSON object", object.type_name(), "{\"" + field + "\": \"...\"}");
   const auto found = object.find(field);
   if (found == object.end()) {
+    const std::string& flag = options.jsonl_field_flag;
+    const std::string hint = flag.empty() ? "fields with a text" : flag + " selects one of";
     std::vector<std::string> others;
     for (const auto& [name, value] : object.items()) {
       if (value.is_string() && others.size() < 5) others.push_back(escape_text(name));
     }
-    return bad(
-        field, "no such field", "", "a field with the text",
-        others.empty() ? "" : fmt::format("{} selects one of: {}", options.jsonl_field_flag, fmt::join(others, ", ")));
+    return bad(field, "no such field", "", "a field with the text",
+               others.empty() ? "" : fmt::format("{}: {}", hint, fmt::join(others, ", ")));
   }
   if (!found->is_string()) return bad(field, "not a string", found->type_name(), "a string");
   std::string& text = found->get_ref<std::string&>();

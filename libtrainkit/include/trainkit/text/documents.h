@@ -16,9 +16,10 @@
 namespace trainkit {
 
 struct DocumentOptions {
-  /// Field of each line of a .jsonl file that has the text, and the flag that selects it, for errors.
+  /// Field of each line of a .jsonl file that has the text.
   std::string jsonl_field = "text";
-  std::string jsonl_field_flag = "--jsonl_field";
+  /// The flag that selects it, for errors.
+  std::string jsonl_field_flag = {};
   /// Convert CRLF to LF.
   bool normalize_newlines = false;
   /// Replace "<|endoftext|>" by kDocumentEnd, for a char tokenizer. GPT-2's tokenizer parses it itself.
