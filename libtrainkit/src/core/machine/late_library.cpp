@@ -8,6 +8,7 @@
 namespace trainkit::detail {
 
 absl::Status LateLibrary::load() {
+  if (handle_) return absl::OkStatus();  // without the lock, which another thread may hold where this process was forked
   const std::lock_guard lock(mutex_);
   if (!handle_) handle_ = dlopen(file_, RTLD_LAZY | RTLD_LOCAL);
   if (handle_) return absl::OkStatus();

@@ -35,7 +35,7 @@ class LateLibrary {
  private:
   const char *file_, *product_, *package_;
   std::mutex mutex_;
-  void* handle_ = nullptr;
+  std::atomic<void*> handle_ = nullptr;
 };
 
 template <class F>
