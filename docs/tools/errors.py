@@ -16,7 +16,7 @@ TABLE, PAGE = "docs/errors.toml", "docs/errors.md"
 FOLDERS = ("libtrainkit/include", "libtrainkit/src", "apps")
 
 # Text that looks like an id: names of state entries, of pickled types and of files.
-NOT_IDS = {"config.data", "torch.cuda", "torch.device", "torch.serialization", "torch.storage", "torch.strided"}
+NOT_IDS = {"config.data", "torch.cuda", "torch.device", "torch.save", "torch.serialization", "torch.storage", "torch.strided"}
 FILE_NAME = re.compile(r"\.(html|json|pkl|txt|yaml)$")
 # Ids made of two parts: the class, and a pattern of the calls that supply the rest.
 COMPOSED = {
@@ -120,7 +120,7 @@ def ids_of(codes):
 
 def problems_of_example(id_, example, text):
     """An example is a line of its id whose texts are in the sources: a changed message must change its example."""
-    match = re.fullmatch(r"error\[([a-z._]+)\] (.+)", example)
+    match = re.fullmatch(r"error\[([a-z0-9._]+)\] (.+)", example)
     if not match or match[1] != id_:
         yield f"{TABLE}: [{id_}]: the example does not begin with error[{id_}]"
         return

@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "peak_memory.h"
+#include "sanitizers.h"
 #include "temp_dir.h"
 #include "test_util.h"
 #include "trainkit/arrays/array_file.h"
@@ -74,8 +76,7 @@ TEST_CASE("An array is chosen by its name, a usual name or as the only one that 
   const auto error = [&](int64_t rank) {
     return error_line(source->choose({.what = "the cube", .flag = "--key", .fits = fits(rank)}).status());
   };
-  CHECK_THAT(error(3),
-             Catch::Contains("more than one variable can be the cube (got 'a, c'"));
+  CHECK_THAT(error(3), Catch::Contains("more than one variable can be the cube (got 'a, c'"));
   CHECK_THAT(error(2), Catch::Contains("no variable can be the cube (got 'b (5 F32), a (2x3x4 I16), c (2x3x4 I16)'"));
 }
 
@@ -87,4 +88,20 @@ TEST_CASE("A damaged file is reported by the reader of its format", "[arrays][so
     INFO(name);
     CHECK(id_of(source.ok() ? (*source)->read("array").status() : source.status()) == id);
   }
+}
+
+TEST_CASE("Rows that were read from a large file do not stay in memory", "[arrays][source]") {
+  if (kSanitized) TRAINKIT_SKIP("a sanitizer's own memory grows");
+  const TempDir dir;
+  constexpr int64_t kRows = 320, kRow = 1 << 20;
+  std::ofstream(dir / "a.hdr") << "ENVI\nsamples = 1024\nlines = 320\nbands = 1024\ndata type = 1\ninterleave = bip\n";
+  std::ofstream(dir / "a.img") << "";
+  std::filesystem::resize_file(dir / "a.img", kRows * kRow);  // takes no space on the disk
+  const auto source = source_of(dir / "a.hdr");
+  reset_peak_memory();
+  const int64_t before = peak_memory();
+  for (int64_t row = 0; row < kRows; row += 4) {
+    REQUIRE(source->read_rows("", row, 4).value().sum().item<int64_t>() == 0);
+  }
+  CHECK(peak_memory() - before < 160 << 20);
 }

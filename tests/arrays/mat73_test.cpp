@@ -143,7 +143,7 @@ TEST_CASE("Forbidden contents of a file of version 7.3 are refused by name", "[i
                                                         H5Sclose(space);
                                                       },
                                                   .write = false})},
-      {"filter 3 of HDF5 is not used", dataset({.properties = [](hid_t p) { chunk(p, 3, 2), H5Pset_fletcher32(p); }})},
+      {"filter 3 of HDF5 is not read", dataset({.properties = [](hid_t p) { chunk(p, 3, 2), H5Pset_fletcher32(p); }})},
       {"another filter follows",
        dataset({.properties = [](hid_t p) { chunk(p, 3, 2), H5Pset_deflate(p, 5), H5Pset_shuffle(p); }})},
       {"a chunk of it is missing", dataset({.properties = deflated, .write = false})},

@@ -115,3 +115,21 @@ TEST_CASE("A NumPy file that cannot be read gives the reason", "[io][npy]") {
     CHECK(error_line(status).find(problem) != std::string::npos);
   }
 }
+
+TEST_CASE("An array that is written in pieces has the bytes of a whole one", "[io][npy]") {
+  const test::TempDir folder;
+  const at::Tensor array = torch::rand({6, 5, 2});
+  REQUIRE(write_npy(folder / "whole.npy", array).ok());
+  const auto in_pieces = [&](const AppendElements& append) {
+    for (const at::Tensor& piece : array.view({-1}).split(7)) {
+      if (const absl::Status status = append(piece); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  };
+  REQUIRE(write_npy(folder / "pieces.npy", at::kFloat, {6, 5, 2}, in_pieces).ok());
+  CHECK(test::read_bytes(folder / "pieces.npy") == test::read_bytes(folder / "whole.npy"));
+  const test::TempDir empty;
+  CHECK_THROWS_AS(write_npy(empty / "f.npy", at::kFloat, {6, 5, 3}, in_pieces), c10::ValueError);
+  CHECK_THROWS_AS(write_npy(empty / "f.npy", at::kDouble, {6, 5, 2}, in_pieces), c10::ValueError);
+  CHECK(std::filesystem::is_empty(empty.path()));
+}

@@ -49,6 +49,32 @@ TEST_CASE("A PNG file contains the given pixels", "[io][png]") {
   }
 }
 
+TEST_CASE("A PNG file that is written in pieces has the bytes of a whole one, which are those of libpng", "[io][png]") {
+  const test::TempDir folder;
+  for (const auto& [height, width] : {std::pair(1, 1), std::pair(300, 200), std::pair(41, 999)}) {
+    const at::Tensor image = torch::randint(0, 9, {height, width, 3}, torch::kByte);
+    write_with_libpng(folder / "libpng.png", PNG_FORMAT_RGB, image);
+    REQUIRE(write_png(folder / "whole.png", image).ok());
+    const int64_t rows = height;
+    REQUIRE(write_png(folder / "pieces.png", rows, width, [&](const AppendElements& append) {
+              for (int64_t row = 0; row < rows; row += 7) {
+                const absl::Status status = append(image.narrow(0, row, std::min<int64_t>(7, rows - row)));
+                if (!status.ok()) return status;
+              }
+              return absl::OkStatus();
+            }).ok());
+    CHECK(test::read_bytes(folder / "whole.png") == test::read_bytes(folder / "libpng.png"));
+    CHECK(test::read_bytes(folder / "pieces.png") == test::read_bytes(folder / "libpng.png"));
+  }
+  const test::TempDir empty;
+  const auto two_rows = [](const AppendElements& append) { return append(torch::zeros({2, 4, 3}, torch::kByte)); };
+  CHECK_THROWS_AS(write_png(empty / "f.png", 3, 4, two_rows), c10::ValueError);
+  CHECK_THROWS_AS(write_png(empty / "f.png", 2, 5, two_rows), c10::ValueError);
+  const auto stopped = [](const AppendElements&) { return absl::CancelledError("stopped"); };
+  CHECK(write_png(empty / "f.png", 3, 4, stopped).code() == absl::StatusCode::kCancelled);
+  CHECK(std::filesystem::is_empty(empty.path()));
+}
+
 TEST_CASE("Tensors that are not images are refused", "[io][png]") {
   const test::TempDir folder;
   CHECK_THROWS_AS(write_png(folder / "f.png", torch::zeros({3, 4, 3})), c10::ValueError);

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "arrays/matlab/hdf5_handle.h"
+#include "arrays/hdf5/hdf5_handle.h"
 #include "arrays/matlab/mat_source.h"
 #include "arrays/matlab/matio_bridge.h"
 

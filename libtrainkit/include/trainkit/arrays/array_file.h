@@ -5,10 +5,15 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
+#include <cstdint>
+#include <functional>
 #include <string>
-#include <vector>
 
 namespace trainkit {
+
+/// Appends elements to an array or rows to a picture that is written in pieces, in their order.
+using AppendElements = std::function<absl::Status(const at::Tensor& elements)>;
+using WriteElements = std::function<absl::Status(const AppendElements& append)>;
 
 // ---- Reads and writes whole arrays as NumPy `.npy` files. For arrays larger than memory see
 // data/tensor_dataset.h.
@@ -23,6 +28,11 @@ absl::StatusOr<at::Tensor> read_npy(const std::string& path);
 /// Writes format 1.0 in C order, atomically (write_file_atomically). The bytes equal those of numpy.save in NumPy 2 for
 /// an array in C order. kInvalidArgument for a dtype that NumPy lacks. Disk errors: exit code 6.
 absl::Status write_npy(const std::string& path, const at::Tensor& tensor);
+/// Writes an array of these sizes that need not fit in memory: `write` appends its elements, as tensors of `dtype` and
+/// any shape. Nothing is written if it returns an error. Throws c10::ValueError for another dtype or number of
+/// elements.
+absl::Status write_npy(const std::string& path, at::ScalarType dtype, at::IntArrayRef sizes,
+                       const WriteElements& write);
 
 // ---- Reads image cubes in ENVI format: a text header `scene.hdr` and a file of raw numbers next to it.
 
@@ -47,9 +57,15 @@ absl::StatusOr<at::Tensor> read_envi(const std::string& path);
 /// image of over 2^28 pixels.
 absl::StatusOr<at::Tensor> read_png(const std::string& path);
 
+/// Largest height and width of an image, that of libpng.
+inline constexpr int64_t kMostPngSide = 1'000'000;
+
 /// Writes `image`, (height, width, 3) uint8, atomically (write_file_atomically). The bytes depend only on the image.
 /// Disk errors: exit code 6. Throws c10::ValueError for another shape or dtype, and for a height or width of 0 or over
-/// 65,535.
+/// kMostPngSide.
 absl::Status write_png(const std::string& path, const at::Tensor& image);
+/// Writes an image that need not fit in memory: `write` appends its rows, as tensors (any number, width, 3) uint8.
+/// Nothing is written if it returns an error.
+absl::Status write_png(const std::string& path, int64_t height, int64_t width, const WriteElements& write);
 
 }  // namespace trainkit

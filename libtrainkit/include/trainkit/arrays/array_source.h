@@ -19,7 +19,7 @@ namespace trainkit {
 
 /// An array of a file.
 struct ArrayInfo {
-  /// "array" in a format that has one array without a name.
+  /// Empty in a format that has one array without a name.
   std::string name = {};
   /// The format's word for its elements: "uint16", "struct".
   std::string type = {};
@@ -44,8 +44,10 @@ struct ArrayChoice {
   std::string error_id = "data.array";
 };
 
-/// A file with arrays: NumPy `.npy`, MATLAB `.mat`, ENVI (`.hdr` and its data file), safetensors and PNG. The contents
-/// tell the format, not the name. Thread-safe.
+/// A file with arrays: NumPy `.npy` and `.npz`, MATLAB `.mat`, HDF5 (`.h5`), ENVI (`.hdr` and its data file),
+/// safetensors and PNG. The contents tell the format, not the name. An array in a group of an HDF5 file is
+/// "group/name". Of an HDF5 file are read numbers and bools, contiguous or in chunks, packed with gzip and shuffled or
+/// not; other filters, links and data in other files are refused. Thread-safe.
 ///
 ///   TRAINKIT_ASSIGN_OR_RETURN(const auto source, ArraySource::open(path));
 ///   TRAINKIT_ASSIGN_OR_RETURN(const std::string name, source->choose({.what = "the cube", .flag = "--cube_key"}));
@@ -57,6 +59,8 @@ class ArraySource {
   static absl::StatusOr<std::shared_ptr<const ArraySource>> open(const std::string& path);
   /// Returns whether the name of a file ends as those of array files do. open() does not need it.
   static bool has_usual_name(std::string_view path);
+  /// The endings of such names, for messages: ".npy, .npz, ... or .png".
+  static std::string usual_names();
 
   virtual ~ArraySource() = default;
   const std::string& path() const { return path_; }
@@ -66,7 +70,15 @@ class ArraySource {
 
   /// Reads an array into a new contiguous CPU tensor. Errors: those of the format's reader.
   virtual absl::StatusOr<at::Tensor> read(std::string_view name) const = 0;
-  /// Returns numbers that the file has about its arrays, such as "wavelength" of an ENVI header; empty if it has none.
+  /// Reads rows [begin, begin + count) of the first dimension of an array into a new contiguous CPU tensor. The range
+  /// lies within the array, which has at least one dimension. Errors: those of read().
+  virtual absl::StatusOr<at::Tensor> read_rows(std::string_view name, int64_t begin, int64_t count) const;
+  /// Returns whether read_rows() reads these rows only, as from .npy, stored .npz, HDF5 and ENVI files; else it reads
+  /// the whole array. The file is mapped, and what was read of it is dropped from memory: a loop over the rows takes
+  /// the memory of some rows, for files larger than memory too.
+  virtual bool reads_rows(std::string_view name) const;
+  /// Returns numbers that the file has about its arrays: "wavelength" of an ENVI header, a numeric attribute of an HDF5
+  /// file or else of the first of its arrays that has it; empty if it has none.
   virtual absl::StatusOr<std::vector<double>> numbers(std::string_view attribute) const;
   /// Returns the name of the array that is meant: the given one, a usual one, or the only one that fits. Error
   /// `error_id` (exit code 4) if none or several fit; it lists them.
@@ -75,6 +87,8 @@ class ArraySource {
  protected:
   ArraySource(std::string path, std::string format, std::vector<ArrayInfo> arrays)
       : path_(std::move(path)), format_(std::move(format)), arrays_(std::move(arrays)) {}
+  /// Returns the description of an array. Error `error_id` (exit code 4) if there is none of that name.
+  absl::StatusOr<ArrayInfo> find_array(std::string_view name, const std::string& error_id) const;
 
  private:
   std::string path_, format_;

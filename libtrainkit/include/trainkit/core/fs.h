@@ -200,7 +200,7 @@ class Fs {
 
 /// Replaces file `name` atomically by the output of `write`: writes a temporary file in the same directory, calls
 /// fsync, renames it, and calls fsync on the directory. After a crash at any moment, the file has either the old or the
-/// new contents, complete. On an error the temporary file is removed.
+/// new contents, complete. On an error or an exception of `write` the temporary file is removed.
 absl::Status write_file_atomically(const Directory& directory, const std::string& name,
                                    const std::function<absl::Status(WritableFile&)>& write);
 absl::Status write_file_atomically(const Directory& directory, const std::string& name, std::string_view bytes);

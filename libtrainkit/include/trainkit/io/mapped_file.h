@@ -40,6 +40,11 @@ class MappedFile {
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   std::string_view text() const { return {reinterpret_cast<const char*>(data_), size_}; }
 
+  /// Drops the pages of the file from this process's memory. They are read again when they are used again; the system
+  /// may keep them in its cache. For readers of pieces of a file that is larger than memory. Does nothing for a file
+  /// below 1 MiB.
+  void release() const;
+
   /// Whether a read hit a missing page. One atomic load: cheap enough for every batch.
   bool damaged() const;
 

@@ -1,3 +1,5 @@
+#include "arrays/files/envi.h"
+
 #include <ATen/Functions.h>
 #include <absl/strings/ascii.h>
 #include <absl/strings/numbers.h>
@@ -10,11 +12,9 @@
 #include <bit>
 #include <charconv>
 #include <cmath>
-#include <cstring>
 #include <map>
 #include <optional>
 
-#include "arrays/files/envi.h"
 #include "core/files/array_bytes.h"
 #include "trainkit/arrays/array_file.h"
 #include "trainkit/core/data_error.h"
@@ -167,14 +167,8 @@ absl::StatusOr<std::pair<std::string, std::string>> find_pair(const std::string&
              "one: name it instead of the header");
 }
 
-void swap_bytes(at::Tensor& tensor) {
-  const size_t size = tensor.element_size();
-  auto* bytes = static_cast<char*>(tensor.data_ptr());
-  for (int64_t i = 0; i < tensor.numel(); ++i) std::reverse(bytes + i * size, bytes + (i + 1) * size);
-}
-
-absl::StatusOr<at::Tensor> read_data(const std::string& path, const EnviHeader& header) {
-  TRAINKIT_ASSIGN_OR_RETURN(const auto file, MappedFile::open(path));
+absl::StatusOr<detail::StoredArray> find_data(const std::string& path, const EnviHeader& header) {
+  TRAINKIT_ASSIGN_OR_RETURN(auto file, MappedFile::open(path));
   const int64_t bytes = detail::array_bytes(std::array{header.lines, header.samples, header.bands},
                                             static_cast<int64_t>(c10::elementSize(header.dtype)));
   const bool fits = bytes >= 0;
@@ -185,17 +179,15 @@ absl::StatusOr<at::Tensor> read_data(const std::string& path, const EnviHeader& 
                fmt::format("{} lines x {} samples x {} bands of {} bytes", header.lines, header.samples, header.bands,
                            c10::elementSize(header.dtype)));
   }
-  const int64_t h = header.lines, w = header.samples, b = header.bands;
-  const std::vector<int64_t> shape = header.interleave == "bsq"   ? std::vector{b, h, w}
-                                     : header.interleave == "bil" ? std::vector{h, b, w}
-                                                                  : std::vector{h, w, b};
-  at::Tensor tensor = at::empty(shape, at::TensorOptions().dtype(header.dtype));
-  std::memcpy(tensor.data_ptr(), file->bytes().data() + header.offset, static_cast<size_t>(bytes));
-  TRAINKIT_RETURN_IF_ERROR(file->check());
-  if (header.swap) swap_bytes(tensor);
-  if (header.interleave == "bsq") tensor = tensor.permute({1, 2, 0});
-  if (header.interleave == "bil") tensor = tensor.permute({0, 2, 1});
-  return tensor.contiguous();
+  using Order = std::vector<int64_t>;
+  return detail::StoredArray{.file = std::move(file),
+                             .offset = header.offset,
+                             .dtype = header.dtype,
+                             .sizes = {header.lines, header.samples, header.bands},
+                             .order = header.interleave == "bsq"   ? Order{2, 0, 1}
+                                      : header.interleave == "bil" ? Order{0, 2, 1}
+                                                                   : Order{0, 1, 2},
+                             .is_swapped = header.swap};
 }
 
 absl::StatusOr<Fields> read_fields(const std::string& header_path) {
@@ -237,12 +229,17 @@ absl::StatusOr<std::vector<double>> detail::read_envi_wavelengths(const std::str
   return annotate(status_from_current_exception(), path);
 }
 
-absl::StatusOr<at::Tensor> read_envi(const std::string& path) try {
+absl::StatusOr<detail::StoredArray> detail::open_envi(const std::string& path) {
   TRAINKIT_ASSIGN_OR_RETURN(const auto pair, find_pair(path));
   const auto& [header_path, data_path] = pair;
   TRAINKIT_ASSIGN_OR_RETURN(const Fields fields, read_fields(header_path));
   TRAINKIT_ASSIGN_OR_RETURN(const EnviHeader header, HeaderReader(header_path, fields).read());
-  return read_data(data_path, header);
+  return find_data(data_path, header);
+}
+
+absl::StatusOr<at::Tensor> read_envi(const std::string& path) try {
+  TRAINKIT_ASSIGN_OR_RETURN(const detail::StoredArray array, detail::open_envi(path));
+  return array.read();
 } catch (...) {
   return annotate(status_from_current_exception(), path);
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
+#include <numeric>
 #include <optional>
 
 #include "core/files/array_bytes.h"
@@ -131,6 +132,13 @@ absl::StatusOr<int64_t> npy_array_bytes(const NpyHeader& header, int64_t availab
     return invalid("the sizes of its empty array do not fit 64 bits");
   return invalid("the file is shorter than its array (got '" + std::to_string(available) + " bytes', expected " +
                  (fits ? std::to_string(bytes) + " bytes" : "a size that fits 64 bits") + ")");
+}
+
+std::vector<int64_t> npy_order(const NpyHeader& header) {
+  std::vector<int64_t> order(header.shape.size());
+  std::iota(order.begin(), order.end(), 0);
+  if (header.fortran_order) std::reverse(order.begin(), order.end());
+  return order;
 }
 
 std::string_view npy_dtype_name(at::ScalarType dtype) {

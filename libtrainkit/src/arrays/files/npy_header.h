@@ -27,6 +27,9 @@ absl::StatusOr<NpyHeader> parse_npy_header(std::string_view bytes);
 /// Returns the size of the array in bytes. kInvalidArgument if it exceeds 63 bits or the `available` bytes.
 absl::StatusOr<int64_t> npy_array_bytes(const NpyHeader& header, int64_t available);
 
+/// Returns the dimensions of the array from the slowest to the fastest in the file.
+std::vector<int64_t> npy_order(const NpyHeader& header);
+
 /// Returns NumPy's name of a dtype, for example "<f4". Empty if NumPy has none.
 std::string_view npy_dtype_name(at::ScalarType dtype);
 

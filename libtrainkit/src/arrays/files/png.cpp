@@ -2,6 +2,8 @@
 #include <c10/util/Exception.h>
 #include <png.h>
 
+#include <csetjmp>
+#include <new>
 #include <string>
 
 #include "trainkit/arrays/array_file.h"
@@ -41,28 +43,90 @@ absl::StatusOr<at::Tensor> read_png(const std::string& path) {
   return pixels.slice(2, 0, 3).contiguous();
 }
 
-absl::Status write_png(const std::string& path, const at::Tensor& image) {
-  TORCH_CHECK_VALUE(image.dim() == 3 && image.size(2) == 3 && image.scalar_type() == at::kByte,
-                    "an image is (height, width, 3) uint8, got ", image.sizes(), " ", image.scalar_type());
-  for (int64_t d = 0; d < 2; ++d) {
-    TORCH_CHECK_VALUE(image.size(d) >= 1 && image.size(d) <= 65'535, "sides are 1 to 65535 pixels, got ",
-                      image.sizes());
+namespace {
+
+/// Compresses an image row by row into a file. libpng's errors are kept in problem().
+class PngWriter {
+ public:
+  PngWriter(WritableFile& file, int64_t height, int64_t width) : file_(file) {
+    png_ = png_create_write_struct(PNG_LIBPNG_VER_STRING, this, fail, [](png_structp, png_const_charp) {});
+    info_ = png_ ? png_create_info_struct(png_) : nullptr;
+    if (info_ == nullptr) throw std::bad_alloc();
+    png_set_write_fn(png_, this, put, [](png_structp) {});
+    call([&] {
+      png_set_IHDR(png_, info_, static_cast<png_uint_32>(width), static_cast<png_uint_32>(height), 8,
+                   PNG_COLOR_TYPE_RGB, PNG_INTERLACE_NONE, PNG_COMPRESSION_TYPE_BASE, PNG_FILTER_TYPE_BASE);
+      png_set_sRGB(png_, info_, PNG_sRGB_INTENT_PERCEPTUAL);
+      png_write_info(png_, info_);
+    });
   }
-  const at::Tensor pixels = image.cpu().contiguous();
-  png_image png = {};
-  png.version = PNG_IMAGE_VERSION;
-  png.height = static_cast<png_uint_32>(image.size(0));
-  png.width = static_cast<png_uint_32>(image.size(1));
-  png.format = PNG_FORMAT_RGB;
-  png_alloc_size_t size = PNG_IMAGE_PNG_SIZE_MAX(png);
-  std::string bytes(size, '\0');
-  const bool written =
-      png_image_write_to_memory(&png, bytes.data(), &size, 0, pixels.const_data_ptr<uint8_t>(), 0, nullptr);
-  const std::string why = png.message;
-  png_image_free(&png);
-  if (!written) return absl::InternalError(path + ": libpng: " + why);
-  bytes.resize(size);
-  return write_file_atomically(Fs::posix(), path, bytes);
+  ~PngWriter() { png_destroy_write_struct(&png_, &info_); }
+  PngWriter(const PngWriter&) = delete;
+  PngWriter& operator=(const PngWriter&) = delete;
+
+  absl::Status append(const at::Tensor& rows) {
+    const at::Tensor data = rows.contiguous();
+    for (int64_t row = 0; row < data.size(0) && status_.ok(); ++row) {
+      call([&] { png_write_row(png_, data.const_data_ptr<uint8_t>() + row * data.stride(0)); });
+    }
+    return status_;
+  }
+  absl::Status finish() {
+    if (status_.ok()) call([&] { png_write_end(png_, info_); });
+    return status_;
+  }
+
+ private:
+  /// libpng leaves its functions with longjmp; no object with a destructor may live between it and setjmp.
+  template <class Call>
+  void call(const Call& call) {
+    if (setjmp(png_jmpbuf(png_)) == 0) call();
+  }
+  static void fail(png_structp png, png_const_charp why) {
+    auto& status = static_cast<PngWriter*>(png_get_error_ptr(png))->status_;
+    if (status.ok()) status = absl::InternalError(std::string("libpng: ") + why);
+    png_longjmp(png, 1);
+  }
+  static void put(png_structp png, png_bytep bytes, size_t size) {
+    auto* const self = static_cast<PngWriter*>(png_get_io_ptr(png));
+    if (self->status_.ok()) self->status_ = self->file_.append(bytes, size);
+  }
+
+  WritableFile& file_;
+  png_structp png_ = nullptr;
+  png_infop info_ = nullptr;
+  absl::Status status_;
+};
+
+}  // namespace
+
+absl::Status write_png(const std::string& path, const at::Tensor& image) {
+  TORCH_CHECK_VALUE(image.dim() == 3, "an image is (height, width, 3) uint8, got ", image.sizes());
+  return write_png(path, image.size(0), image.size(1),
+                   [&](const AppendElements& append) { return append(image.cpu()); });
+}
+
+absl::Status write_png(const std::string& path, int64_t height, int64_t width, const WriteElements& write) {
+  for (const int64_t size : {height, width}) {
+    TORCH_CHECK_VALUE(size >= 1 && size <= kMostPngSide, "sides are 1 to ", kMostPngSide, " pixels, got ", height,
+                      " x ", width);
+  }
+  const auto [folder, name] = split_path(path);
+  TRAINKIT_ASSIGN_OR_RETURN(const Directory directory, Fs::posix().open_directory(folder));
+  return write_file_atomically(directory, name, [&](WritableFile& file) -> absl::Status {
+    PngWriter png(file, height, width);
+    int64_t left = height;
+    TRAINKIT_RETURN_IF_ERROR(write([&](const at::Tensor& rows) {
+      TORCH_CHECK_VALUE(
+          rows.dim() == 3 && rows.size(1) == width && rows.size(2) == 3 && rows.scalar_type() == at::kByte,
+          "an image is (height, width, 3) uint8, got ", rows.sizes(), " ", rows.scalar_type());
+      left -= rows.size(0);
+      TORCH_CHECK_VALUE(left >= 0, "an image of ", height, " rows got more");
+      return png.append(rows);
+    }));
+    TORCH_CHECK_VALUE(left == 0, "an image of ", height, " rows lacks ", left);
+    return png.finish();
+  });
 }
 
 }  // namespace trainkit

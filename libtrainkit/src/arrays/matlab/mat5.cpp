@@ -9,6 +9,7 @@
 #include <cstring>
 #include <limits>
 
+#include "arrays/files/stored_array.h"
 #include "arrays/matlab/mat5_element.h"
 #include "arrays/matlab/mat_source.h"
 #include "arrays/matlab/matio_bridge.h"
@@ -125,12 +126,6 @@ MatVariable describe(const Head& head) {
 }
 
 /// Reverses the bytes of each number of a contiguous tensor.
-void swap_bytes(const at::Tensor& numbers) {
-  auto* bytes = static_cast<char*>(numbers.data_ptr());
-  const int64_t width = width_of(numbers.scalar_type()), size = static_cast<int64_t>(numbers.nbytes());
-  for (int64_t at = 0; at < size; at += width) std::reverse(bytes + at, bytes + at + width);
-}
-
 class Mat5 final : public MatSource {
  public:
   Mat5(std::shared_ptr<const MappedFile> file, std::vector<MatVariable> variables, std::vector<Element> elements,

@@ -1,18 +1,16 @@
-// Reads MAT files of version 7.3: HDF5 after a block of 512 bytes. Checks the structure before HDF5 reads data from it.
+// Reads MAT files of version 7.3: HDF5 after a block of 512 bytes.
 // Source: "HDF5 File Format Specification", version 3.0, The HDF Group.
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <limits>
+#include <optional>
 
-#include "arrays/matlab/hdf5_checks.h"
-#include "arrays/matlab/hdf5_handle.h"
-#include "arrays/matlab/hdf5_mapped.h"
+#include "arrays/hdf5/hdf5_handle.h"
+#include "arrays/hdf5/hdf5_layout.h"
+#include "arrays/hdf5/hdf5_mapped.h"
+#include "arrays/hdf5/message.h"
+#include "arrays/hdf5/run_forked.h"
 #include "arrays/matlab/mat_source.h"
-#include "arrays/matlab/matio_bridge.h"
-#include "arrays/matlab/message.h"
-#include "arrays/matlab/run_forked.h"
 #include "core/files/array_bytes.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
@@ -23,37 +21,6 @@ namespace {
 
 constexpr size_t kUserBlock = 512;
 constexpr int64_t kMostVariables73 = 10'000;
-
-/// Checks HDF5's superblock, including the end of file stored in it.
-absl::Status check_superblock(std::string_view text) {
-  constexpr std::string_view kSignature = "\x89HDF\r\n\x1a\n";
-  if (text.size() < kUserBlock + 64) {
-    return damaged(fmt::format("{} bytes, too few for the HDF5 part (truncated?)", text.size()));
-  }
-  const std::string_view block = text.substr(kUserBlock);
-  if (!block.starts_with(kSignature)) return refused("version 7.3, but no HDF5 at byte 512");
-  const auto byte = [&](size_t at) { return static_cast<unsigned char>(block[at]); };
-  const auto address = [&](size_t at) {
-    uint64_t value = 0;
-    for (size_t i = 0; i < 8; ++i) value |= uint64_t{byte(at + i)} << (8 * i);
-    return value;
-  };
-  const unsigned version = byte(8);
-  if (version > 3) return refused(fmt::format("HDF5 superblock of version {}, 0 to 3 are known", version));
-  const bool old = version < 2;
-  if (byte(old ? 13 : 9) != 8 || byte(old ? 14 : 10) != 8) return refused("HDF5 addresses are not of 8 bytes");
-  const size_t first = version == 0 ? 24 : version == 1 ? 28 : 12;
-  const uint64_t base = address(first), end = address(first + 16);
-  constexpr uint64_t kNone = std::numeric_limits<uint64_t>::max();
-  if (base != kUserBlock) return refused(fmt::format("the superblock gives a base address of {}, not 512", base));
-  if (old && address(first + 24) != kNone)
-    return refused("the HDF5 part requires a driver, which may refer to other files");
-  if (end == kNone || end > text.size()) {
-    return damaged(
-        fmt::format("the superblock gives an end at byte {}, the file has {} (truncated?)", end, text.size()));
-  }
-  return absl::OkStatus();
-}
 
 /// Returns a fixed-length string attribute of at most 64 bytes. Empty if there is none.
 std::string attribute(hid_t object, const char* name) {
@@ -76,21 +43,6 @@ int class_number(const std::string& name) {
   return 0;
 }
 
-/// Returns MATLAB's sizes, which are HDF5's reversed. Empty if there are none.
-std::vector<int64_t> sizes_of(hid_t dataset) {
-  const Hdf5Handle space(H5Dget_space(dataset));
-  if (!space || H5Sget_simple_extent_type(space) != H5S_SIMPLE) return {};
-  const int dimensions = H5Sget_simple_extent_ndims(space);
-  if (dimensions < 1 || dimensions > kMostDimensions73) return {};
-  std::vector<hsize_t> sizes(dimensions);
-  if (H5Sget_simple_extent_dims(space, sizes.data(), nullptr) < 0) return {};
-  std::vector<int64_t> result;
-  for (auto size = sizes.rbegin(); size != sizes.rend(); ++size) {
-    result.push_back(static_cast<int64_t>(std::min<hsize_t>(*size, std::numeric_limits<int64_t>::max())));
-  }
-  return result;
-}
-
 MatVariable describe(hid_t root, const std::string& name) {
   MatVariable variable{.name = name, .type = "unreadable object", .dtype = {}, .sizes = {}};
   H5L_info_t link;
@@ -108,8 +60,9 @@ MatVariable describe(hid_t root, const std::string& name) {
     if (class_name.empty()) variable.type = "struct";
     return variable;
   }
-  variable.sizes = sizes_of(object);
-  const Hdf5Handle type(H5Dget_type(object));
+  const Hdf5Handle type(H5Dget_type(object)), space(H5Dget_space(object));
+  variable.sizes = (space ? hdf5_sizes(space) : std::nullopt).value_or(std::vector<int64_t>{});
+  std::reverse(variable.sizes.begin(), variable.sizes.end());
   if (type && H5Tget_class(type) == H5T_COMPOUND) {
     variable.type = "complex " + variable.type;
   } else if (H5Aexists(object, "MATLAB_empty") > 0) {
@@ -140,23 +93,7 @@ absl::StatusOr<std::vector<MatVariable>> list_variables(hid_t file) {
   return variables;
 }
 
-void put(Message& message, const MatVariable& variable) {
-  message.put(variable.name);
-  message.put(variable.type);
-  message.put(variable.dtype ? static_cast<int64_t>(*variable.dtype) : -1);
-  message.put(static_cast<int64_t>(variable.sizes.size()));
-  for (const int64_t size : variable.sizes) message.put(size);
-}
-
-MatVariable next_variable(Message& message) {
-  MatVariable variable{.name = message.text(), .type = message.text(), .dtype = {}, .sizes = {}};
-  if (const int64_t dtype = message.number(); dtype >= 0) variable.dtype = static_cast<at::ScalarType>(dtype);
-  variable.sizes.resize(static_cast<size_t>(message.number()));
-  for (int64_t& size : variable.sizes) size = message.number();
-  return variable;
-}
-
-/// Lists the variables in a forked copy. See Note [Checking HDF5 chunks before reading].
+/// Lists the variables in a forked copy. See Note [HDF5 finds, we read].
 absl::StatusOr<std::vector<MatVariable>> list_in_copy(const MappedFile& file) {
   const Hdf5Session session;
   TRAINKIT_ASSIGN_OR_RETURN(std::string reply, run_forked([&] {
@@ -172,13 +109,13 @@ absl::StatusOr<std::vector<MatVariable>> list_in_copy(const MappedFile& file) {
                               message.put(variables.status());
                               if (!variables.ok()) return message.take();
                               message.put(static_cast<int64_t>(variables->size()));
-                              for (const MatVariable& variable : *variables) put(message, variable);
+                              for (const MatVariable& v : *variables) message.put(v.name, v.type, v.dtype, v.sizes);
                               return message.take();
                             }));
   Message message(std::move(reply));
   TRAINKIT_RETURN_IF_ERROR(message.status());
-  std::vector<MatVariable> variables(static_cast<size_t>(message.number()));
-  for (MatVariable& variable : variables) variable = next_variable(message);
+  std::vector<MatVariable> variables(message.size(kMostVariables73));
+  for (MatVariable& v : variables) message.take(v.name, v.type, v.dtype, v.sizes);
   return variables;
 }
 
@@ -198,34 +135,25 @@ class Mat73 final : public MatSource {
 
  private:
   absl::StatusOr<at::Tensor> read(const MatVariable& variable) const {
-    const int64_t bytes = array_bytes(variable.sizes, static_cast<int64_t>(c10::elementSize(*variable.dtype)));
-    const bool readable = bytes > 0 && bytes <= options_.max_variable_bytes;  // otherwise the copy reports the error
-    const SharedPages pages(readable ? static_cast<size_t>(bytes) : 1);
-    if (!pages.data()) return absl::ResourceExhaustedError("no memory for " + describe_bytes(bytes));
-    const Hdf5Session session;
-    TRAINKIT_ASSIGN_OR_RETURN(std::string reply, run_forked([&] {
-                                Message message;
-                                absl::Status status = read_columns(variable, pages.data());
-                                if (file_->damaged()) status = damaged("was truncated while it was read");
-                                message.put(status);
-                                return message.take();
-                              }));
-    TRAINKIT_RETURN_IF_ERROR(Message(std::move(reply)).status());
-    const at::Tensor rows = row_major(column_major(variable, pages.data()), variable);
-    return rows.const_data_ptr() == pages.data() ? rows.clone() : rows;
+    TRAINKIT_RETURN_IF_ERROR(check_sizes(variable));
+    const std::vector<int64_t> sizes(variable.sizes.rbegin(), variable.sizes.rend());
+    TRAINKIT_ASSIGN_OR_RETURN(
+        const Hdf5Layout layout,
+        find_hdf5_layout(*file_,
+                         {.path = variable.name, .type = variable.type, .dtype = *variable.dtype, .sizes = sizes}));
+    return layout.read(file_, /*is_reversed=*/true, 0, variable.sizes[0]);
   }
 
-  /// Reads a variable; runs in the forked copy. Does not use libmatio, which reads every preceding variable, checked or
-  /// not.
-  absl::Status read_columns(const MatVariable& variable, void* to) const {
-    const Hdf5Handle file = open_mapped(*file_);
-    const Hdf5Handle dataset(file ? H5Dopen2(file, variable.name.c_str(), H5P_DEFAULT) : -1);
-    if (!dataset) return damaged("HDF5 can no longer open it");
-    if (sizes_of(dataset) != variable.sizes) return damaged("changed while it was read");
-    TRAINKIT_RETURN_IF_ERROR(check_dataset(dataset, variable, static_cast<int64_t>(file_->bytes().size()), options_));
-    const hid_t type = hdf5_types(*variable.dtype).memory;
-    if (H5Dread(dataset, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, to) < 0) return damaged("HDF5 cannot read its data");
-    return absl::OkStatus();
+  absl::Status check_sizes(const MatVariable& variable) const {
+    if (variable.sizes.size() < 2)
+      return refused(fmt::format("has {} dimensions, 2 to {} are possible", variable.sizes.size(), kMostDimensions));
+    const int64_t bytes = array_bytes(variable.sizes, static_cast<int64_t>(c10::elementSize(*variable.dtype)));
+    const std::string sizes = describe_sizes(variable.sizes);
+    if (bytes < 0) return refused(fmt::format("a size of {} overflows", sizes));
+    if (bytes == 0) return refused(fmt::format("an array of {} is empty", sizes));
+    if (bytes <= options_.max_variable_bytes) return absl::OkStatus();
+    return refused(fmt::format("an array of {} takes {}, the limit is {}", sizes, describe_bytes(bytes),
+                               describe_bytes(options_.max_variable_bytes)));
   }
 
   std::shared_ptr<const MappedFile> file_;
@@ -237,7 +165,7 @@ class Mat73 final : public MatSource {
 absl::StatusOr<std::shared_ptr<const MatSource>> open_mat73(std::shared_ptr<const MappedFile> file,
                                                             const MatOptions& options) {
   const auto list = [&]() -> absl::StatusOr<std::vector<MatVariable>> {
-    TRAINKIT_RETURN_IF_ERROR(check_superblock(file->text()));
+    TRAINKIT_RETURN_IF_ERROR(check_superblock(file->text(), kUserBlock));
     return list_in_copy(*file);
   };
   auto variables = list();

@@ -7,7 +7,7 @@
 #include <memory>
 #include <numeric>
 
-#include "arrays/matlab/hdf5_handle.h"
+#include "arrays/hdf5/hdf5_handle.h"
 #include "arrays/matlab/mat_source.h"
 
 namespace trainkit::detail {
@@ -41,11 +41,6 @@ at::Tensor reverse_dims(const at::Tensor& tensor) {
   std::vector<int64_t> order(tensor.dim());
   std::iota(order.rbegin(), order.rend(), 0);
   return tensor.permute(order);
-}
-
-at::Tensor column_major(const MatVariable& variable, void* data) {
-  const std::vector<int64_t> sizes(variable.sizes.rbegin(), variable.sizes.rend());
-  return at::from_blob(data, sizes, *variable.dtype == at::kBool ? at::kByte : *variable.dtype);
 }
 
 at::Tensor row_major(const at::Tensor& columns, const MatVariable& variable) {

@@ -17,11 +17,8 @@ namespace trainkit::detail {
 /// Returns `tensor` with its dimensions reversed.
 at::Tensor reverse_dims(const at::Tensor& tensor);
 
-/// Converts between file order, in which MATLAB's first dimension varies fastest, and tensors.
-///
-/// column_major returns a view of the numbers of a variable at `data`, in file order. Logicals are uint8. row_major
-/// returns the variable's tensor from such numbers.
-at::Tensor column_major(const MatVariable& variable, void* data);
+/// Returns a variable's tensor from its numbers in file order, in which MATLAB's first dimension varies fastest.
+/// Logicals are uint8 there.
 at::Tensor row_major(const at::Tensor& columns, const MatVariable& variable);
 
 /// Writes `variables` to `path`. The caller has checked that all of them can be stored.

@@ -19,11 +19,16 @@ absl::Status write_file_atomically(const Directory& directory, const std::string
     detail::report_written_file(directory.path() + "/" + name, file.digest().hex());
     return directory.rename(temporary, name);
   };
-  if (absl::Status status = write_and_rename(); !status.ok()) {
+  absl::Status status;
+  try {
+    status = write_and_rename();
+  } catch (...) {
     directory.remove_tree(temporary).IgnoreError();
-    return status;
+    throw;
   }
-  return directory.sync();
+  if (status.ok()) return directory.sync();
+  directory.remove_tree(temporary).IgnoreError();
+  return status;
 }
 
 absl::Status write_file_atomically(const Directory& directory, const std::string& name, std::string_view bytes) {

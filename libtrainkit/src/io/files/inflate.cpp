@@ -11,7 +11,7 @@ namespace trainkit::detail {
 
 Inflater::Inflater(std::span<const std::byte> compressed, Packing packing) : left_(compressed), packing_(packing) {
   constexpr int kGzipHeader = 16;
-  const int window = MAX_WBITS + (packing == Packing::kGzip ? kGzipHeader : 0);
+  const int window = packing == Packing::kRaw ? -MAX_WBITS : MAX_WBITS + (packing == Packing::kGzip ? kGzipHeader : 0);
   if (inflateInit2(&stream_, window) != Z_OK) throw std::bad_alloc();
 }
 
@@ -40,7 +40,7 @@ absl::StatusOr<size_t> Inflater::read(void* out, size_t size) {
     done += wanted - stream_.avail_out;
     if (code == Z_STREAM_END) {
       const auto is_zero = [](std::byte byte) { return byte == std::byte{0}; };
-      ended_ = packing_ == Packing::kZlib || std::all_of(left_.begin(), left_.end(), is_zero);
+      ended_ = packing_ != Packing::kGzip || std::all_of(left_.begin(), left_.end(), is_zero);
       if (!ended_) inflateReset(&stream_);  // another member
     } else if (code != Z_OK) {
       return failure(code);

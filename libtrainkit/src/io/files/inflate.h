@@ -1,5 +1,5 @@
 #pragma once
-/// Decompresses zlib streams and gzip files incrementally, never beyond the number of bytes requested.
+/// Decompresses deflate streams and gzip files incrementally, never beyond the number of bytes requested.
 
 #include <absl/status/statusor.h>
 #include <zlib.h>
@@ -11,6 +11,7 @@
 namespace trainkit::detail {
 
 enum class Packing {
+  kRaw,   ///< One deflate stream without a header (RFC 1951).
   kZlib,  ///< One zlib stream (RFC 1950).
   kGzip,  ///< The members of a gzip file (RFC 1952), up to zeros that fill a block.
 };

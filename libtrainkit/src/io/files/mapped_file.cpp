@@ -173,6 +173,11 @@ MappedFile::~MappedFile() {
   ::close(descriptor_);
 }
 
+void MappedFile::release() const {
+  constexpr size_t kLeast = 1 << 20;
+  if (size_ >= kLeast) ::madvise(const_cast<std::byte*>(data_), size_, MADV_DONTNEED);
+}
+
 bool MappedFile::damaged() const { return guard_ && guard_->damaged.load(std::memory_order_relaxed); }
 
 absl::Status MappedFile::check() const {

@@ -7,9 +7,9 @@
 #include <limits>
 #include <unordered_map>
 
+#include "io/files/zip_reader.h"
 #include "io/torch/pickle_names.h"
 #include "io/torch/unpickler.h"
-#include "io/torch/zip_reader.h"
 #include "io/weights/weight_content.h"
 #include "trainkit/core/status.h"
 
@@ -83,7 +83,17 @@ absl::Status add_names(const Unpickler& pickle, const PickleValue& root, const s
 class Archive {
  public:
   static absl::StatusOr<Archive> open(const ReadableFile& file) {
-    TRAINKIT_ASSIGN_OR_RETURN(std::vector<ZipEntry> entries, read_zip_directory(file));
+    const auto read = [&](uint64_t at, void* out, size_t count) {
+      const absl::Status status = file.read_at(static_cast<int64_t>(at), out, count);
+      return status.ok() ? status : reclassify(status, ExitCode::kWeights, "weights.file");
+    };
+    TRAINKIT_ASSIGN_OR_RETURN(std::vector<ZipEntry> entries,
+                              read_zip_directory({.path = file.path(),
+                                                  .size = static_cast<uint64_t>(file.size_bytes()),
+                                                  .read = read,
+                                                  .exit_code = ExitCode::kWeights,
+                                                  .error_id = "weights.zip",
+                                                  .writer = "torch.save"}));
     Archive archive(file);
     const std::string folder = entries.empty() ? "" : entries[0].name.substr(0, entries[0].name.find('/') + 1);
     for (ZipEntry& entry : entries) {

@@ -9,8 +9,8 @@
 #include <numeric>
 #include <unordered_map>
 
+#include "io/files/zip_reader.h"
 #include "io/torch/torch_file_layout.h"
-#include "io/torch/zip_reader.h"
 #include "io/weights/model_weights.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/weight_file.h"

@@ -1,6 +1,6 @@
 #include "io/torch/zip_writer.h"
 
-#include "io/torch/zip_format.h"
+#include "io/files/zip_format.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit::detail {

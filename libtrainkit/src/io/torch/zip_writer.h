@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "io/torch/zip_reader.h"
+#include "io/files/zip_reader.h"
 #include "trainkit/core/fs.h"
 
 namespace trainkit::detail {

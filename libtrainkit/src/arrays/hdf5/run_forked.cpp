@@ -1,7 +1,6 @@
-#include "arrays/matlab/run_forked.h"
+#include "arrays/hdf5/run_forked.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -109,14 +108,6 @@ absl::StatusOr<std::string> run_forked(const std::function<std::string()>& work)
     return absl::DataLossError(describe_end(status));
   }
   return bytes.substr(sizeof length);
-}
-
-SharedPages::SharedPages(size_t bytes)
-    : bytes_(bytes), data_(::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) {
-  if (data_ == MAP_FAILED) data_ = nullptr;
-}
-SharedPages::~SharedPages() {
-  if (data_) ::munmap(data_, bytes_);
 }
 
 }  // namespace trainkit::detail

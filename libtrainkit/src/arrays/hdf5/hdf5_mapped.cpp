@@ -1,4 +1,4 @@
-#include "arrays/matlab/hdf5_mapped.h"
+#include "arrays/hdf5/hdf5_mapped.h"
 
 #include <cstring>
 
@@ -55,7 +55,11 @@ herr_t set_end(H5FD_t* file, H5FD_mem_t, haddr_t end) {
 
 haddr_t get_size(const H5FD_t* file, H5FD_mem_t) { return opened(file).file->bytes().size(); }
 
-herr_t read(H5FD_t* file, H5FD_mem_t, hid_t, haddr_t at, size_t size, void* out) {
+herr_t read(H5FD_t* file, H5FD_mem_t kind, hid_t, haddr_t at, size_t size, void* out) {
+  if (RecordedReads::active != nullptr && kind == H5FD_MEM_DRAW) {
+    RecordedReads::active->add(at, size);
+    return 0;
+  }
   const auto bytes = opened(file).file->bytes();
   if (at > bytes.size() || size > bytes.size() - at) return -1;
   std::memcpy(out, bytes.data() + at, size);
@@ -87,6 +91,8 @@ hid_t driver() {
 }
 
 }  // namespace
+
+RecordedReads* RecordedReads::active = nullptr;
 
 Hdf5Handle open_mapped(const MappedFile& file) {
   const Hdf5Handle properties(H5Pcreate(H5P_FILE_ACCESS));

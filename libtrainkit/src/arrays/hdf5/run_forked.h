@@ -12,26 +12,10 @@ namespace trainkit::detail {
 /// in `work` does not affect this process.
 ///
 /// The copy has only the calling thread, so `work` must not take a lock that another thread may hold. Its stderr is
-/// discarded. It is killed with this process, and after five minutes of CPU time. Memory mapped with MAP_SHARED before
-/// the call is shared.
+/// discarded. It is killed with this process, and after five minutes of CPU time.
 ///
 /// Blocks until `work` ends. Thread-safe. kDataLoss, with the cause, if `work` does not finish; kResourceExhausted if
 /// fork fails.
 absl::StatusOr<std::string> run_forked(const std::function<std::string()>& work);
-
-/// Zeroed memory shared with forked copies of this process.
-class SharedPages {
- public:
-  /// Allocates `bytes` bytes. data() is nullptr if that fails.
-  explicit SharedPages(size_t bytes);
-  ~SharedPages();
-  SharedPages(const SharedPages&) = delete;
-  SharedPages& operator=(const SharedPages&) = delete;
-  void* data() const { return data_; }
-
- private:
-  size_t bytes_;
-  void* data_;
-};
 
 }  // namespace trainkit::detail

@@ -1,4 +1,4 @@
-#include "io/torch/zip_reader.h"
+#include "io/files/zip_reader.h"
 
 #include <fmt/format.h>
 #include <zlib.h>
@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "core/base/utf8.h"
-#include "io/torch/zip_format.h"
+#include "io/files/zip_format.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit::detail {
@@ -29,6 +29,8 @@ namespace {
 constexpr uint64_t kMaxDirectoryBytes = 32 << 20;
 constexpr uint64_t kMaxEntries = 1 << 18;
 constexpr size_t kMaxEntryNameBytes = 255;
+constexpr uint16_t kDeflate = 8;
+constexpr uint64_t kMostInflation = 1032;  // bytes from one byte of a deflate stream
 
 /// Reads consecutive little-endian numbers. The caller has checked the size.
 class Fields {
@@ -70,7 +72,7 @@ struct Listed {
 
 class ZipReader {
  public:
-  explicit ZipReader(const ReadableFile& file) : file_(file), size_(static_cast<uint64_t>(file.size_bytes())) {}
+  explicit ZipReader(const ZipFile& file) : file_(file), size_(file.size) {}
 
   absl::StatusOr<std::vector<ZipEntry>> read() {
     TRAINKIT_ASSIGN_OR_RETURN(const Extent extent, find_directory());
@@ -81,7 +83,7 @@ class ZipReader {
     for (Listed& one : listed) {
       TRAINKIT_RETURN_IF_ERROR(check_start(one.entry.name, one.header, free_from, descriptor));
       TRAINKIT_ASSIGN_OR_RETURN(one.entry.offset, data_offset(one, extent.offset));
-      free_from = one.entry.offset + one.entry.size;
+      free_from = one.entry.offset + one.entry.stored;
       descriptor = one.flags & zip::kDescriptorFlag;
     }
     TRAINKIT_RETURN_IF_ERROR(check_start("the directory", extent.offset, free_from, descriptor));
@@ -94,9 +96,9 @@ class ZipReader {
  private:
   absl::Status refuse(uint64_t at, std::string field, std::string problem, std::string got = {},
                       std::string expected = {}) const {
-    return to_status({.exit_code = ExitCode::kWeights,
-                      .id = "weights.zip",
-                      .where = fmt::format("{}@0x{:x}", file_.path(), at),
+    return to_status({.exit_code = file_.exit_code,
+                      .id = file_.error_id,
+                      .where = fmt::format("{}@0x{:x}", file_.path, at),
                       .field = std::move(field),
                       .problem = std::move(problem),
                       .got = std::move(got),
@@ -105,8 +107,7 @@ class ZipReader {
 
   absl::StatusOr<std::string> bytes(uint64_t at, size_t count) const {
     std::string text(count, '\0');
-    auto status = file_.read_at(static_cast<int64_t>(at), text.data(), count);
-    if (!status.ok()) return reclassify(status, ExitCode::kWeights, "weights.file");
+    TRAINKIT_RETURN_IF_ERROR(file_.read(at, text.data(), count));
     return text;
   }
 
@@ -196,7 +197,7 @@ class ZipReader {
     const auto method = fields.next<uint16_t>();
     fields.skip(4);  // time and date
     one.entry.crc = fields.next<uint32_t>();
-    uint64_t stored = fields.next<uint32_t>();
+    one.entry.stored = fields.next<uint32_t>();
     one.entry.size = fields.next<uint32_t>();
     const auto name_bytes = fields.next<uint16_t>(), extra_bytes = fields.next<uint16_t>();
     const auto comment_bytes = fields.next<uint16_t>(), disk = fields.next<uint16_t>();
@@ -208,17 +209,21 @@ class ZipReader {
     TRAINKIT_RETURN_IF_ERROR(check_name(at, name));
     one.entry.name = name;
     if (!names.insert(name).second) return refuse(at, one.entry.name, "is a duplicate name in the archive");
-    if (!read_extra_64(fields.take(extra_bytes), one.entry.size, stored, one.header))
+    if (!read_extra_64(fields.take(extra_bytes), one.entry.size, one.entry.stored, one.header))
       return refuse(at, one.entry.name, "has a damaged extra field");
     fields.skip(comment_bytes);
     if (one.flags & ~(zip::kDescriptorFlag | zip::kUtf8Flag))
-      return refuse(at, one.entry.name, "is encrypted, patched or packed in a way that torch.save never does");
-    if (method != 0) {
-      return refuse(at, one.entry.name, "is compressed, which torch.save never does", fmt::format("method {}", method),
-                    "method 0, stored");
+      return refuse(at, one.entry.name,
+                    "is encrypted, patched or packed in a way that " + file_.writer + " never does");
+    one.entry.deflated = file_.may_deflate && method == kDeflate;
+    if (method != 0 && !one.entry.deflated) {
+      return refuse(at, one.entry.name, "is compressed, which " + file_.writer + " never does",
+                    fmt::format("method {}", method),
+                    file_.may_deflate ? "method 0, stored, or 8, deflated" : "method 0, stored");
     }
-    if (stored != one.entry.size || disk != 0)
-      return refuse(at, one.entry.name, "has sizes that contradict each other");
+    const bool fits =
+        one.entry.deflated ? one.entry.size / kMostInflation <= one.entry.stored : one.entry.stored == one.entry.size;
+    if (!fits || disk != 0) return refuse(at, one.entry.name, "has sizes that contradict each other");
     return one;
   }
 
@@ -278,23 +283,24 @@ class ZipReader {
     const auto flags = fields.next<uint16_t>(), method = fields.next<uint16_t>();
     fields.skip(16);  // already known from the directory
     const auto name_bytes = fields.next<uint16_t>(), extra_bytes = fields.next<uint16_t>();
-    if (!is_header || flags != one.flags || method != 0 || name_bytes != name.size() || fields.take(name_bytes) != name)
+    if (!is_header || flags != one.flags || method != (one.entry.deflated ? kDeflate : 0) ||
+        name_bytes != name.size() || fields.take(name_bytes) != name)
       return refuse(one.header, name, "has a header that contradicts the directory");
     const uint64_t offset = one.header + fixed + extra_bytes;
-    if (offset > limit || one.entry.size > limit - offset) {
-      return refuse(one.header, name, "is longer than the archive", fmt::format("{} bytes", one.entry.size),
+    if (offset > limit || one.entry.stored > limit - offset) {
+      return refuse(one.header, name, "is longer than the archive", fmt::format("{} bytes", one.entry.stored),
                     offset > limit ? "none" : fmt::format("at most {}", limit - offset));
     }
     return offset;
   }
 
-  const ReadableFile& file_;
+  const ZipFile& file_;
   uint64_t size_;
 };
 
 }  // namespace
 
-absl::StatusOr<std::vector<ZipEntry>> read_zip_directory(const ReadableFile& file) { return ZipReader(file).read(); }
+absl::StatusOr<std::vector<ZipEntry>> read_zip_directory(const ZipFile& file) { return ZipReader(file).read(); }
 
 uint32_t crc32(uint32_t crc, const void* data, size_t size) {
   return static_cast<uint32_t>(::crc32_z(crc, static_cast<const Bytef*>(data), size));
