@@ -45,9 +45,7 @@ set(TRAINKIT_DEPENDENCIES
   "${CMAKE_DL_LIBS}||-l${CMAKE_DL_LIBS}"
   "yaml-cpp|yaml-cpp|yaml-cpp"
   "ZLIB::ZLIB|ZLIB|zlib"
-  "PNG::PNG|PNG|libpng"
-  "Matio::Matio|Matio|matio"
-  "Matio::HDF5|Matio|hdf5-serial")
+  "PNG::PNG|PNG|libpng")
 
 # trainkit_write_package(DIRECTORY): writes and installs the CMake package (into DIRECTORY below the prefix) and
 # trainkit.pc. Both are generated from the libraries that the modules link, so there is no second list to maintain.
@@ -108,7 +106,7 @@ function(trainkit_write_package DIRECTORY)
                                 INSTALL_DESTINATION ${DIRECTORY})
   write_basic_package_version_file(trainkitConfigVersion.cmake COMPATIBILITY SameMinorVersion)
   set(files ${CMAKE_CURRENT_BINARY_DIR}/trainkitConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/trainkitConfigVersion.cmake)
-  foreach(file trainkitTorch FindMatio)
+  foreach(file trainkitTorch)
     list(APPEND files ${PROJECT_SOURCE_DIR}/libtrainkit/cmake/${file}.cmake)
   endforeach()
   install(FILES ${files} DESTINATION ${DIRECTORY})
@@ -162,15 +160,15 @@ set(CPACK_DEBIAN_DEV_PACKAGE_SECTION libdevel)
 set(CPACK_COMPONENT_DEV_DESCRIPTION "Library for training neural networks on LibTorch (development files)
  Headers, static libraries, CMake package and pkg-config file of libtrainkit.
  LibTorch itself comes from PyPI: pip install torch==2.11.0")
-set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "libabsl-dev, libhdf5-dev, libmatio-dev, libpng-dev, libyaml-cpp-dev, zlib1g-dev")
+set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "libabsl-dev, libpng-dev, libyaml-cpp-dev, zlib1g-dev")
 set(CPACK_DEBIAN_DEV_PACKAGE_RECOMMENDS "cmake, g++, pkg-config")
 set(CPACK_DEBIAN_PROGRAMS_PACKAGE_NAME trainkit)
 set(CPACK_DEBIAN_PROGRAMS_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${trainkit_torch_parent}/torch/lib)
 file(GLOB trainkit_nvidia_folders ${trainkit_torch_parent}/nvidia/*/lib)
 list(APPEND CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${trainkit_nvidia_folders})
-# FFmpeg is loaded at its first use, so that dpkg-shlibdeps does not see it.
-set(CPACK_DEBIAN_PROGRAMS_PACKAGE_RECOMMENDS "python3-venv, libavformat59, libswscale6")
+# These are loaded at their first use, so that dpkg-shlibdeps does not see them.
+set(CPACK_DEBIAN_PROGRAMS_PACKAGE_RECOMMENDS "python3-venv, libavformat59, libhdf5-103-1, libmatio11, libswscale6")
 set(CPACK_COMPONENT_PROGRAMS_DESCRIPTION "Trainers of neural networks on LibTorch, and the tool trainkit
  The programs trainkit, trainkit-transformer, trainkit-hsi, trainkit-gpt2rec and trainkit-emotion.
  LibTorch itself comes from PyPI: pip install torch==2.11.0")

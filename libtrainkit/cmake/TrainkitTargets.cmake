@@ -74,13 +74,12 @@ function(trainkit_cuda_object FILE OUT)
 endfunction()
 
 # trainkit_module(NAME SOURCES a.cpp ... HEADERS a.h ... DEPENDS core ... [CUDA_SOURCES a.cu ...] [PUBLIC lib ...]
-#                 [PRIVATE lib ...] [OBJECT_PER_FOLDER])
+#                 [PRIVATE lib ...])
 # Adds a module of the library: target trainkit_NAME, alias trainkit::NAME. Sources are relative to src/NAME, headers to
 # include/trainkit/NAME. CUDA_SOURCES are used only with CUDA. DEPENDS lists lower modules; PUBLIC and PRIVATE list
-# third-party targets. OBJECT_PER_FOLDER compiles each folder as one object, so that a program loads only the libraries of
-# the folders that it uses.
+# third-party targets.
 function(trainkit_module NAME)
-  cmake_parse_arguments(ARG "OBJECT_PER_FOLDER" "" "SOURCES;HEADERS;CUDA_SOURCES;DEPENDS;PUBLIC;PRIVATE" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;HEADERS;CUDA_SOURCES;DEPENDS;PUBLIC;PRIVATE" ${ARGN})
   list(TRANSFORM ARG_SOURCES PREPEND ${PROJECT_SOURCE_DIR}/libtrainkit/src/${NAME}/)
   list(TRANSFORM ARG_HEADERS PREPEND ${PROJECT_SOURCE_DIR}/libtrainkit/include/trainkit/${NAME}/)
   list(TRANSFORM ARG_DEPENDS PREPEND trainkit_)
@@ -113,14 +112,6 @@ function(trainkit_module NAME)
   target_link_libraries(trainkit_${NAME} PUBLIC ${ARG_DEPENDS} ${ARG_PUBLIC}
                                          PRIVATE ${private} $<BUILD_INTERFACE:trainkit_flags>)
   trainkit_compile_fast(trainkit_${NAME})
-  if(ARG_OBJECT_PER_FOLDER)
-    set_target_properties(trainkit_${NAME} PROPERTIES UNITY_BUILD_MODE GROUP)
-    foreach(source ${ARG_SOURCES})
-      cmake_path(GET source PARENT_PATH folder)
-      cmake_path(GET folder FILENAME folder)
-      set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${folder})
-    endforeach()
-  endif()
   set_target_properties(trainkit_${NAME} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
   install(TARGETS trainkit_${NAME} EXPORT trainkitTargets FILE_SET HEADERS)
   set_property(GLOBAL APPEND PROPERTY TRAINKIT_MODULES ${NAME})

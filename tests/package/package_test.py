@@ -167,7 +167,7 @@ message(STATUS "modules: ${modules}")
         self.assertIn("PNG", result.stderr)
 
     def test_libraries_that_are_loaded_at_their_first_use_are_not_searched_for(self):
-        result = self.configure("late", "find_package(trainkit REQUIRED)", self.ABSENT[0])
+        result = self.configure("late", "find_package(trainkit REQUIRED)", self.ABSENT[0], self.ABSENT[2])
         self.assertEqual(result.returncode, 0, result.stderr)
 
     def test_a_second_find_package_adds_modules(self):

@@ -148,7 +148,7 @@ TEST_CASE("No program loads the library of a format before it opens a file of it
     REQUIRE(std::system(command.c_str()) == 0);
     const std::string loaded = read_text(dir / "err");
     CHECK_THAT(loaded, Catch::Contains("libtorch_cpu.so"));
-    for (const char* library : {"libav", "libsw"}) {
+    for (const char* library : {"libav", "libsw", "libhdf5", "libmatio"}) {
       INFO(program << " loads " << library);
       CHECK(loaded.find(library) == std::string::npos);
     }
@@ -168,6 +168,18 @@ TEST_CASE("Without FFmpeg, clips are one error that names what to install") {
             (start + "--data_dir " + (dir / "demo") + " --output_dir " + (dir / "run") + out).c_str())) == 2);
   CHECK_THAT(read_text(dir / "err"), Catch::Contains(missing));
   CHECK_FALSE(std::filesystem::exists(dir / "run"));
+}
+
+TEST_CASE("Without HDF5, a scene in its format is one error that names what to install") {
+  const TempDir dir;
+  std::ofstream(dir / "libhdf5_serial.so.103") << "no library";
+  std::ofstream(dir / "scene.h5") << "\x89HDF\r\n\x1a\n" << std::string(1000, '\0');
+  const std::string command = "LD_LIBRARY_PATH=" + dir.path().string() + " " + TRAINKIT_BIN_DIR +
+                              "/trainkit-hsi --cube " + (dir / "scene.h5") + " --labels " + (dir / "scene.h5") +
+                              " --output_dir " + (dir / "run") + " > /dev/null 2> " + (dir / "err");
+  CHECK(WEXITSTATUS(std::system(command.c_str())) == 2);
+  CHECK_THAT(read_text(dir / "err"), Catch::Contains("error[program.library] libhdf5_serial.so.103: cannot load") &&
+                                         Catch::Contains("apt-get install libhdf5-103-1"));
 }
 
 TEST_CASE("A closed stdout does not end a run") { CHECK(Run("", "", " >&-").code == 0); }

@@ -1,10 +1,10 @@
 #pragma once
 /// RAII wrappers for HDF5's C interface.
 
-#include <hdf5.h>
-
 #include <mutex>
 #include <utility>
+
+#include "arrays/hdf5/hdf5_functions.h"
 
 namespace trainkit::detail {
 

@@ -95,6 +95,7 @@ absl::StatusOr<std::vector<MatVariable>> list_variables(hid_t file) {
 
 /// Lists the variables in a forked copy. See Note [HDF5 finds, we read].
 absl::StatusOr<std::vector<MatVariable>> list_in_copy(const MappedFile& file) {
+  TRAINKIT_RETURN_IF_ERROR(hdf5.load());
   const Hdf5Session session;
   TRAINKIT_ASSIGN_OR_RETURN(std::string reply, run_forked([&] {
                               Message message;

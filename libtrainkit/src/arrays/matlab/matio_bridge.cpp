@@ -1,7 +1,6 @@
 #include "arrays/matlab/matio_bridge.h"
 
 #include <ATen/Functions.h>
-#include <matio.h>
 
 #include <array>
 #include <memory>
@@ -9,6 +8,8 @@
 
 #include "arrays/hdf5/hdf5_handle.h"
 #include "arrays/matlab/mat_source.h"
+#include "arrays/matlab/matio_functions.h"
+#include "trainkit/core/status.h"
 
 namespace trainkit::detail {
 namespace {
@@ -32,8 +33,8 @@ void be_silent() {
 }
 
 // The stored type of each numeric class, from MAT_C_DOUBLE on.
-constexpr std::array kTypes = {MAT_T_DOUBLE, MAT_T_SINGLE, MAT_T_INT8,   MAT_T_UINT8, MAT_T_INT16,
-                               MAT_T_UINT16, MAT_T_INT32,  MAT_T_UINT32, MAT_T_INT64, MAT_T_UINT64};
+constexpr std::array kStoredTypes = {MAT_T_DOUBLE, MAT_T_SINGLE, MAT_T_INT8,   MAT_T_UINT8, MAT_T_INT16,
+                                     MAT_T_UINT16, MAT_T_INT32,  MAT_T_UINT32, MAT_T_INT64, MAT_T_UINT64};
 
 }  // namespace
 
@@ -49,6 +50,7 @@ at::Tensor row_major(const at::Tensor& columns, const MatVariable& variable) {
 }
 
 absl::Status write_with_matio(const std::string& path, std::span<const std::pair<std::string, at::Tensor>> variables) {
+  for (LateLibrary* library : {&hdf5, &matio}) TRAINKIT_RETURN_IF_ERROR(library->load());
   be_silent();
   Mat mat(Mat_CreateVer(path.c_str(), "MATLAB MAT-file, written by trainkit", MAT_FT_MAT5));
   if (!mat) return absl::InternalError("libmatio cannot create a file");
@@ -59,7 +61,7 @@ absl::Status write_with_matio(const std::string& path, std::span<const std::pair
     if (logical) columns = columns.to(at::kByte);
     const auto class_type = static_cast<matio_classes>(mat_class_of(columns.scalar_type()));
     std::vector<size_t> sizes(columns.sizes().rbegin(), columns.sizes().rend());
-    const Variable variable(Mat_VarCreate(name.c_str(), class_type, kTypes.at(class_type - MAT_C_DOUBLE),
+    const Variable variable(Mat_VarCreate(name.c_str(), class_type, kStoredTypes.at(class_type - MAT_C_DOUBLE),
                                           static_cast<int>(sizes.size()), sizes.data(), columns.data_ptr(),
                                           MAT_F_DONT_COPY_DATA | (logical ? MAT_F_LOGICAL : 0)));
     if (!variable) return absl::ResourceExhaustedError("libmatio cannot create variable '" + name + "'");

@@ -171,6 +171,7 @@ std::string listing_as_text(const MappedFile& file) {
 }
 
 absl::StatusOr<Listing> list_objects(const MappedFile& file) {
+  TRAINKIT_RETURN_IF_ERROR(hdf5.load());
   const Hdf5Session session;
   TRAINKIT_ASSIGN_OR_RETURN(std::string reply, run_forked([&] { return listing_as_text(file); }));
   Message message(std::move(reply));

@@ -58,8 +58,23 @@ class LateFunction<R(A...)> {
   mutable std::atomic<void*> address_ = nullptr;
 };
 
-/// Defines `name` as the function of that name in a LateLibrary.
+/// A variable of a LateLibrary.
+template <class T>
+class LateValue {
+ public:
+  constexpr LateValue(LateLibrary& library, const char* name) : library_(library), name_(name) {}
+  /// Reads it. Throws what LateLibrary::find throws.
+  operator T() const { return *static_cast<const T*>(library_.find(name_)); }
+
+ private:
+  LateLibrary& library_;
+  const char* name_;
+};
+
+/// Define `name` as the function or variable of that name in a LateLibrary.
 #define TRAINKIT_LATE_FUNCTION(library, name) \
   inline constinit LateFunction<decltype(::name)> name { library, #name }
+#define TRAINKIT_LATE_VALUE(library, name) \
+  inline constinit LateValue<decltype(::name)> name { library, #name }
 
 }  // namespace trainkit::detail
