@@ -103,6 +103,18 @@ TEST_CASE("Every value of a state is restored exactly", "[train][checkpoint]") {
   }
 }
 
+TEST_CASE("A state of 50,000 tensors is loaded as it was saved", "[train][checkpoint]") {
+  test::TempDir dir;
+  CheckpointContents contents = contents_of(1);
+  for (int i = 0; i < 50'000; ++i) contents.state.emplace("t" + std::to_string(i), at::scalar_tensor(i, at::kLong));
+  auto store = CheckpointStore::open(dir / "run").value();
+  REQUIRE(store.save(1, contents) == absl::OkStatus());
+  const auto back = store.load(1);  // hours, if each tensor costs a visit of all others
+  REQUIRE(back.ok());
+  CHECK(back->state.size() == contents.state.size());
+  CHECK(std::get<at::Tensor>(back->state.at("t49999")).item<int64_t>() == 49'999);
+}
+
 TEST_CASE("A state that cannot be written is reported by name and nothing is saved", "[train][checkpoint]") {
   test::TempDir dir;
   auto store = CheckpointStore::open(dir / "run").value();
