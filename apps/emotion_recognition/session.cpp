@@ -68,7 +68,8 @@ ClipList planned_list(int64_t clips) {
 std::string names_left_out(const std::string& path) {
   const auto file = WeightFile::open(path);
   if (!file.ok()) return "";
-  const auto read = trainkit::detail::read_model_weights(*file);
+  trainkit::detail::StoredTensors unread;
+  const auto read = trainkit::detail::list_model_weights(*file, unread);
   return read.ok() && !read->left_out.empty() ? trainkit::detail::describe_left_out(path, read->left_out) : "";
 }
 

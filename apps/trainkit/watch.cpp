@@ -43,16 +43,16 @@ bool same_secret(std::string_view a, std::string_view b) {
   return different == 0;
 }
 
-/// The body of the page, rendered again when a file of a run has changed. Thread-safe.
-class Body {
+/// The page and its body, which is rendered again when a file of a run has changed. Thread-safe.
+class LivePage {
  public:
-  explicit Body(std::vector<std::string> runs) : runs_(std::move(runs)) {}
+  explicit LivePage(std::vector<std::string> runs) : runs_(std::move(runs)), report_(runs_) {}
 
   /// Returns the body and its digest.
-  std::pair<std::string, std::string> get() {
+  std::pair<std::string, std::string> body() {
     const std::lock_guard lock(mutex_);
     if (const std::string now = state(); now != state_ || body_.empty()) {
-      auto rendered = trainkit::detail::render_report_body(runs_);
+      auto rendered = report_.body();
       if (rendered.ok()) {
         body_ = *std::move(rendered);
       } else {
@@ -63,6 +63,11 @@ class Body {
       digest_ = Digest::of(body_);
     }
     return {body_, digest_};
+  }
+
+  absl::StatusOr<std::string> page() {
+    const std::lock_guard lock(mutex_);
+    return report_.page("body");
   }
 
  private:
@@ -84,14 +89,14 @@ class Body {
 
   const std::vector<std::string> runs_;
   std::mutex mutex_;
+  trainkit::detail::LiveReport report_;
   std::string state_, body_, digest_;
 };
 
 /// Answers GET requests that have the token.
 class PageServer {
  public:
-  PageServer(std::vector<std::string> runs, std::string token)
-      : runs_(runs), token_(std::move(token)), body_(std::move(runs)) {
+  PageServer(std::vector<std::string> runs, std::string token) : token_(std::move(token)), page_(std::move(runs)) {
     server_.set_pre_routing_handler([this](const httplib::Request& request, httplib::Response& response) {
       response.set_header("Cache-Control", "no-store");
       response.set_header("Referrer-Policy", "no-referrer");
@@ -102,7 +107,7 @@ class PageServer {
     });
     server_.Get("/" + token_ + "/", [this](const httplib::Request&, httplib::Response& response) { page(response); });
     server_.Get("/" + token_ + "/body", [this](const httplib::Request& request, httplib::Response& response) {
-      const auto [body, digest] = body_.get();
+      const auto [body, digest] = page_.body();
       const std::string tag = "\"" + digest + "\"";
       response.set_header("ETag", tag);
       if (request.get_header_value("If-None-Match") == tag) {
@@ -156,16 +161,15 @@ class PageServer {
     return true;
   }
 
-  void page(httplib::Response& response) const {
-    const auto page = trainkit::detail::render_live_report(runs_, "body");
+  void page(httplib::Response& response) {
+    const auto page = page_.page();
     if (page.ok()) return response.set_content(*page, "text/html; charset=utf-8");
     response.status = 500;
     response.set_content(error_line(page.status()) + "\n", "text/plain; charset=utf-8");
   }
 
-  std::vector<std::string> runs_;
   std::string token_;
-  Body body_;
+  LivePage page_;
   int port_ = 0;
   httplib::Server server_;
 };

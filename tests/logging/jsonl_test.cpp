@@ -156,6 +156,41 @@ TEST_CASE("A rewind to the last step removes the test record after it, which is 
   CHECK(records[2].split == "test");
 }
 
+TEST_CASE("A rewind reads the end of a long file only", "[logging][jsonl]") {
+  test::TempDir dir;
+  std::string text = "damaged, which a reader from the start would notice\n";
+  for (int step = 1; text.size() < (20 << 20); ++step) text += to_json({.step = step, .values = {{"loss", 2}}}) + "\n";
+  const size_t last = text.rfind('\n', text.size() - 2) + 1;
+  write(dir / "m.jsonl", text + "{\"step\":99");
+  const int64_t step = std::stoll(text.substr(text.rfind("\"step\":") + 7));
+  CHECK((rewound(dir / "m.jsonl", step) == text));
+  CHECK((rewound(dir / "m.jsonl", step - 1) == text.substr(0, last)));
+  CHECK(rewound(dir / "m.jsonl", 2).empty());  // far from the end
+}
+
+TEST_CASE("Lines of other writers are read as those of this one", "[logging][jsonl]") {
+  test::TempDir dir;
+  const std::string plain =
+      R"({"step":3,"epoch":0.5,"split":"train","loss":1e-3,"x":-0,"y":-0.0,"big":12345678901234567890,"n":"NaN","lr":[1,0.5]})";
+  const std::string other =
+      R"({ "step":3, "epoch":0.5, "split":"tr\u0061in", "loss":0.001, "x":-0, "y":-0.0, "big":12345678901234567890,)"
+      R"( "n":"NaN", "text":"a", "flag":true, "lr":[1, 0.5] })";
+  for (const std::string& line : {plain, other}) {
+    write(dir / "m.jsonl", line + "\n");
+    const auto records = read_jsonl(dir / "m.jsonl").value();
+    REQUIRE(records.size() == 1);
+    CHECK(to_json(records[0]) == R"({"step":3,"epoch":0.5,"split":"train","loss":0.001,"x":0,"y":-0.0,)"
+                                 R"("big":12345678901234567168,"n":"NaN","lr":[1,0.5]})");
+  }
+  for (const char* bad : {R"({"step":01})", R"({"step":1.})", R"({"step":1,"loss":.5})", R"({"step":1,"loss":inf})",
+                          R"({"step":1,"loss":1e})", R"({"step":1,"loss":+1})", R"({"step":1}})", R"({"step":1,})",
+                          R"({"epoch":1})", R"({"step":"1"})", R"({"step":1,"lr":[1,]})", R"({"step":1,"a":"\x"})"}) {
+    write(dir / "m.jsonl", std::string(bad) + "\n");
+    CAPTURE(bad);
+    CHECK(read_jsonl(dir / "m.jsonl").value().empty());
+  }
+}
+
 TEST_CASE("A line with a NUL byte is not a record, even if its start is valid", "[logging][jsonl]") {
   test::TempDir dir;
   const std::string line = to_json({.step = 1, .values = {{"loss", 2}}});

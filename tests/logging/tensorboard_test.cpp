@@ -113,6 +113,23 @@ TEST_CASE("After a rewind every step occurs once, wherever the last file was cut
   }
 }
 
+TEST_CASE("A rewind reads the end of a long event file only", "[logging][tensorboard]") {
+  test::TempDir dir;
+  log_steps(*TensorBoardLogger::open(dir.path()).value(), 1, 100'000);
+  const std::string path = files_of(dir.path()).at(0);
+  const auto size = std::filesystem::file_size(path);
+  REQUIRE(size > (6 << 20));
+  std::fstream file(path, std::ios::in | std::ios::out);
+  file.seekp(200);
+  file << "damaged, which a reader from the start would notice";
+  file.close();
+  REQUIRE(TensorBoardLogger::open(dir.path()).value()->rewind(99'999).ok());
+  CHECK(std::filesystem::file_size(path) < size);
+  CHECK(std::filesystem::file_size(path) > size - 1000);
+  REQUIRE(TensorBoardLogger::open(dir.path()).value()->rewind(2).ok());  // far from the end
+  CHECK(std::filesystem::file_size(path) < 200);
+}
+
 TEST_CASE("A rewind to the last step removes the test's scalars and table, whichever of them a kill left",
           "[logging][tensorboard]") {
   const auto log_test_of = [](Logger& logger) {

@@ -157,7 +157,9 @@ TEST_CASE("The time of a resumed run leaves out the time between its sessions", 
   }
   write_text(dir / "run/metrics.jsonl", text);
   const RunData data = load_run(dir / "run").value();
-  CHECK(data.seconds == std::vector<double>{1, 3, 5, 7});
+  std::vector<double> seconds;
+  for (const ChartPoint& point : means_by_time(data, "train", "loss")) seconds.push_back(point.x);
+  CHECK(seconds == std::vector<double>{1, 3, 5, 7});
   CHECK(data.times().total == Approx(11));
   CHECK(data.times().training == Approx(6));
   CHECK(data.times().saving == Approx(2));
@@ -189,4 +191,47 @@ TEST_CASE("The table of a chart has recorded points only, thinned with the first
   CHECK(thinned.front() == "<tr><th scope=\"row\">10</th><td>1</td><td></td>");
   CHECK_THAT(thinned.back(), Contains("50000</th>") && Contains("<td>2.00e-04</td><td>7</td>"));
   CHECK(rows_of({{1, 2}}, {}) == std::vector<std::string>{"<tr><th scope=\"row\">1</th><td>2</td>"});
+}
+
+TEST_CASE("A live report reads only the records that were added", "[logging][report]") {
+  const TempDir dir;
+  const std::string path = dir / "run/metrics.jsonl";
+  std::vector<LogRecord> records;
+  for (int64_t step = 1; step <= 100; ++step) records.push_back(train_record(step, 1));
+  write_records(dir / "run", records);
+  RunHistory history;
+  REQUIRE(history.read(path).ok());
+  CHECK(history.count() == 100);
+  std::fstream(path, std::ios::in | std::ios::out) << "damaged";  // a reader from the start would find no record
+  std::ofstream(path, std::ios::app) << to_json(train_record(101, 7)) + "\n{\"step\":10";
+  REQUIRE(history.read(path).ok());
+  CHECK(history.count() == 101);
+  CHECK(history.values("train", "loss").extremes(ValueSeries::Axis::kStep).back().y == 7);
+  std::ofstream(path, std::ios::app) << "2}\n";  // the line that was torn
+  REQUIRE(history.read(path).ok());
+  CHECK(history.last_step() == 102);
+  records.resize(50);  // resumed from an earlier step
+  records.push_back(train_record(51, 2));
+  write_records(dir / "run", records);
+  REQUIRE(history.read(path).ok());
+  CHECK(history.count() == 51);
+  CHECK(history.values("train", "loss").extremes(ValueSeries::Axis::kStep).back().y == 2);
+}
+
+TEST_CASE("A series of any length keeps its extremes and means in constant memory", "[logging][report]") {
+  using Axis = ValueSeries::Axis;
+  ValueSeries series;
+  for (int i = 0; i < 8192; ++i) series.add(i, 2 * i, i % 10);
+  REQUIRE(series.means(Axis::kSeconds).size() == 8192);
+  CHECK(series.extremes(Axis::kStep).size() == 8192);
+  CHECK(series.means(Axis::kSeconds)[77].x == 154);
+  for (int i = 8192; i < 1'000'000; ++i) series.add(i, 2 * i, i == 777'777 ? 1000 : i == 5 ? kNan : i % 10);
+  const auto extremes = series.extremes(Axis::kStep), means = series.means(Axis::kStep);
+  CHECK(extremes.size() <= 2 * ValueSeries::kMostBuckets);
+  CHECK(means.size() <= ValueSeries::kMostBuckets);
+  const auto highest = std::max_element(extremes.begin(), extremes.end(),
+                                        [](const ChartPoint& a, const ChartPoint& b) { return a.y < b.y; });
+  CHECK(highest->x == 777'777);
+  CHECK(highest->y == 1000);
+  CHECK(means[100].y == Approx(4.5).margin(0.1));
 }

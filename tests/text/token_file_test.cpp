@@ -114,6 +114,26 @@ TEST_CASE("Tokens are read back unchanged, with two or four bytes each", "[io][t
   }
 }
 
+TEST_CASE("Tokens of up to 256 ids take one byte each, and files with two are still read", "[io][token_file]") {
+  const test::TempDir folder;
+  std::vector<TokenId> tokens;
+  for (uint32_t i = 0; i < 1001; ++i) tokens.push_back(i * 7919 % 256);
+  for (const int64_t vocab_size : {256, 257}) {
+    TokenFileOrigin origin = kOrigin;
+    origin.vocab_size = vocab_size;
+    const TokenFile file = make(folder / "f", tokens, origin);
+    CHECK(read(file, 0, 1001) == std::vector<int64_t>(tokens.begin(), tokens.end()));
+    CHECK(read(file, 500, 3) == std::vector<int64_t>(tokens.begin() + 500, tokens.begin() + 503));
+    CHECK(file.verify().ok());
+    CHECK(std::filesystem::file_size(folder / "f") == (vocab_size == 256 ? 80 + 1008 + 48 : 80 + 2008 + 48));
+  }
+  const Ends old = ends(4, 256, 2);
+  std::string words;
+  for (const uint16_t token : {7, 0, 255, 9}) put(words, token);
+  write(folder / "old", old.header + words + old.trailer);
+  CHECK(read(TokenFile::open(folder / "old").value(), 0, 4) == std::vector<int64_t>{7, 0, 255, 9});
+}
+
 TEST_CASE("The file has the layout that its page in docs/formats specifies", "[io][token_file]") {
   const test::TempDir folder;
   make(folder / "f", {1, 2, 299});
@@ -158,7 +178,10 @@ TEST_CASE("A file that is not a token file is refused by name and reason", "[io]
       {"", "empty"},
       {"To be, or not to be", "not a token file"},
       {"\x1f\x8b\x08" + std::string(200, 'x'), "not a token file"},
-      {file(ends(1000, 300, 2, 2), tokens), "unknown version"},
+      {file(ends(1000, 300, 2, 3), tokens), "unknown version"},
+      {file(ends(1000, 200, 1, 1), tokens), "contradicts itself"},  // one byte in the version that has none
+      {file(ends(1000, 200, 2, 2), tokens), "contradicts itself"},
+      {file(ends(2000, 300, 1, 2), tokens), "contradicts itself"},
       {file(ends(1000, 300, 2, 1, 0x04030201), tokens), "big-endian"},
       {file(ends(1000, 300, 2, 1, 7), tokens), "contradicts itself"},
       {file(ends(1000, 300, 4), tokens), "contradicts itself"},  // four bytes read as two, or two as four

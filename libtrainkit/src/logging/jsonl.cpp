@@ -4,14 +4,12 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <nlohmann/json.hpp>
-#include <optional>
 
-#include "core/base/strict_json.h"
 #include "logging/append_file.h"
 #include "logging/escape_name.h"
 #include "logging/field_names.h"
+#include "logging/record_reader.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
@@ -65,56 +63,6 @@ void append_array(std::string& out, std::string_view name, const std::vector<Num
   out += ']';
 }
 
-std::optional<double> to_number(const nlohmann::json& value) {
-  if (value.is_number()) return value.get<double>();
-  if (value == "NaN") return std::numeric_limits<double>::quiet_NaN();
-  if (value == "Infinity") return std::numeric_limits<double>::infinity();
-  if (value == "-Infinity") return -std::numeric_limits<double>::infinity();
-  return std::nullopt;
-}
-
-/// Parses a line. nullopt if it is not a record.
-std::optional<LogRecord> parse_record(std::string_view line) {
-  if (detail::holds_nul(line)) return std::nullopt;  // a power cut can leave NUL bytes
-  const auto json = nlohmann::ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
-  const auto step =
-      json.is_object() && json.contains(fields::kStep) ? detail::json_integer(json[fields::kStep]) : std::nullopt;
-  if (!step) return std::nullopt;
-  LogRecord record{.step = *step, .split = ""};
-  for (const auto& [name, value] : json.items()) {
-    const std::optional<double> number = to_number(value);
-    if (name == fields::kStep) continue;
-    if (name == fields::kEpoch && number) {
-      record.epoch = *number;
-    } else if (name == fields::kSplit && value.is_string()) {
-      record.split = value.get<std::string>();
-    } else if (number) {
-      record.values.emplace_back(name, *number);
-    } else if (name == fields::kLr && value.is_array()) {
-      for (const auto& lr : value) record.lr.push_back(to_number(lr).value_or(0));
-    } else if (name == fields::kGpuMemoryBytes && value.is_array()) {
-      for (const auto& bytes : value) record.gpu_memory_bytes.push_back(detail::json_integer(bytes).value_or(0));
-    } else if (name == fields::kGpuUtilisation && value.is_array()) {
-      for (const auto& share : value) record.gpu_utilisation.push_back(to_number(share).value_or(-1));
-    }
-  }
-  return record;
-}
-
-/// Calls `each` with every record from the start, until `each` returns false or a line is torn or not a record. Returns
-/// the number of bytes before that line.
-template <class Each>
-size_t for_each_record(std::string_view bytes, Each each) {
-  size_t begin = 0;
-  while (true) {
-    const size_t end = bytes.find('\n', begin);
-    if (end == std::string_view::npos) return begin;
-    std::optional<LogRecord> record = parse_record(bytes.substr(begin, end - begin));
-    if (!record || !each(std::move(*record))) return begin;
-    begin = end + 1;
-  }
-}
-
 }  // namespace
 
 std::string to_json(const LogRecord& record) {
@@ -146,12 +94,13 @@ std::string to_json(const LogRecord& record) {
 }
 
 absl::StatusOr<std::vector<LogRecord>> read_jsonl(const std::string& path) {
-  TRAINKIT_ASSIGN_OR_RETURN(const std::string bytes, Fs::posix().read_file(path, INT64_MAX));
+  TRAINKIT_ASSIGN_OR_RETURN(const ReadableFile file, Fs::posix().open_file(path));
   std::vector<LogRecord> records;
-  for_each_record(bytes, [&](LogRecord record) {
+  const auto read = detail::read_records(file, 0, [&](LogRecord& record) {
     records.push_back(std::move(record));
     return true;
   });
+  if (!read.ok()) return read.status();
   return records;
 }
 
@@ -182,11 +131,12 @@ void JsonlLogger::log(const LogRecord& record) {
 absl::Status JsonlLogger::flush() { return impl_->file->flush(); }
 
 absl::Status JsonlLogger::rewind(int64_t step) {
-  TRAINKIT_ASSIGN_OR_RETURN(const std::string bytes, Fs::posix().read_file(impl_->file->path(), INT64_MAX));
-  const size_t keep = for_each_record(bytes, [step](const LogRecord& record) {
+  TRAINKIT_ASSIGN_OR_RETURN(const ReadableFile file, Fs::posix().open_file(impl_->file->path()));
+  const auto stays = [step](const LogRecord& record) {
     return record.step < step || (record.step == step && record.split != "test");
-  });
-  return impl_->file->truncate(static_cast<int64_t>(keep));
+  };
+  TRAINKIT_ASSIGN_OR_RETURN(const int64_t keep, detail::read_last_records(file, stays, stays));
+  return impl_->file->truncate(keep);
 }
 
 }  // namespace trainkit

@@ -126,10 +126,39 @@ class TensorBoardLogger::Impl {
     return true;
   }
 
+  /// Returns the offset of the first record of an end of a file; the length of `bytes` if there is none.
+  static size_t first_record(std::string_view bytes) {
+    for (size_t at = 0; at < bytes.size(); ++at) {
+      size_t end = at;
+      if (detail::next_record(bytes, end)) return at;
+    }
+    return bytes.size();
+  }
+
+  /// Reads the end of a file; more and more of it, until an event is in it that stays.
   static absl::Status rewind_file(const std::string& path, int64_t step) {
-    TRAINKIT_ASSIGN_OR_RETURN(const std::string bytes, Fs::posix().read_file(path, INT64_MAX));
-    size_t offset = 0, keep = 0;
-    bool is_first = true;  // the file version; a file with only that and descriptions is removed
+    TRAINKIT_ASSIGN_OR_RETURN(const ReadableFile file, Fs::posix().open_file(path));
+    const int64_t size = file.size_bytes();
+    constexpr int64_t kEndBytes = int64_t{4} << 20;
+    for (int64_t most = kEndBytes;; most *= 2) {
+      const int64_t begin = std::max<int64_t>(size - most, 0);
+      std::string bytes(static_cast<size_t>(size - begin), '\0');
+      TRAINKIT_RETURN_IF_ERROR(file.read_at(begin, bytes.data(), bytes.size()));
+      const size_t keep = kept_bytes(bytes, begin == 0, step);
+      if (keep == 0 && begin > 0) continue;
+      if (keep == 0) {
+        if (::unlink(path.c_str()) != 0) return detail::storage_error(path, "cannot remove", errno);
+      } else if (keep < bytes.size() && ::truncate(path.c_str(), begin + static_cast<off_t>(keep)) != 0) {
+        return detail::storage_error(path, "cannot truncate to the last complete record", errno);
+      }
+      return absl::OkStatus();
+    }
+  }
+
+  /// Returns the end of the last event that stays in a file, or in an end of it; 0 without one.
+  static size_t kept_bytes(std::string_view bytes, bool is_whole, int64_t step) {
+    size_t offset = is_whole ? 0 : first_record(bytes), keep = 0;
+    bool is_first = is_whole;  // the file version; a file with only that and descriptions is removed
     while (const auto event = detail::next_record(bytes, offset)) {
       // A restart mark has the step after the one that the run resumed from, so it is kept at step + 1.
       if (detail::event_is_description(*event)) continue;
@@ -139,14 +168,7 @@ class TensorBoardLogger::Impl {
       if (!is_mark && !is_first) keep = offset;
       is_first = false;
     }
-    if (keep == 0) {
-      if (::unlink(path.c_str()) != 0) return detail::storage_error(path, "cannot remove", errno);
-      return absl::OkStatus();
-    }
-    if (keep < bytes.size() && ::truncate(path.c_str(), static_cast<off_t>(keep)) != 0) {
-      return detail::storage_error(path, "cannot truncate to the last complete record", errno);
-    }
-    return absl::OkStatus();
+    return keep;
   }
 
   const std::string folder_;

@@ -2,6 +2,7 @@
 // The state of an Optimizer, for the parts of the library that program it: TrainStep, LRScheduler, checkpoints.
 
 #include <ATen/core/Tensor.h>
+#include <absl/status/statusor.h>
 #include <c10/util/FunctionRef.h>
 
 #include <cstdint>
@@ -20,6 +21,12 @@
 
 namespace trainkit::detail {
 
+/// Reads and copies tensors of a state whose values are not in memory.
+struct StateTensors {
+  std::function<absl::StatusOr<at::Tensor>(const at::Tensor&)> read;
+  std::function<absl::Status(const at::Tensor& from, const at::Tensor& to)> copy;
+};
+
 /// Parts of parameters (Sharding) that an optimizer updates.
 struct OptimizerShards {
   /// Returns the number of a part's bucket. Null: all are in one.
@@ -36,6 +43,10 @@ class OptimizerParts {
   /// The only way to an optimizer's parts.
   static OptimizerParts& of(Optimizer& optimizer) { return *optimizer.parts_; }
   static const OptimizerParts& of(const Optimizer& optimizer) { return *optimizer.parts_; }
+
+  /// Optimizer::load_state_dict() for tensors that `tensors` reads where they are copied. After an error of copying
+  /// some of them have been copied.
+  static absl::Status load(Optimizer& optimizer, StateDict state, const StateTensors& tensors);
 
   OptimizerParts(double lr, double weight_decay, bool capturable)
       : weight_decay(weight_decay), capturable(capturable), rates(lr), counts(capturable) {}

@@ -107,37 +107,53 @@ StateDict Optimizer::state_dict() const {
 }
 
 absl::Status Optimizer::load_state_dict(const StateDict& state) {
-  TRAINKIT_RETURN_IF_ERROR(check_state(state, state_dict()));
-  const auto options = hyperparameters();
+  return detail::OptimizerParts::load(*this, state,
+                                      {.read = [](const at::Tensor& tensor) { return tensor; },
+                                       .copy =
+                                           [](const at::Tensor& from, const at::Tensor& to) {
+                                             to.copy_(from);
+                                             return absl::OkStatus();
+                                           }});
+}
+
+absl::Status detail::OptimizerParts::load(Optimizer& optimizer, StateDict state, const StateTensors& tensors) {
+  for (auto& [name, value] : state) {  // the counts of steps are checked
+    auto* tensor = std::get_if<at::Tensor>(&value);
+    if (!tensor || !tensor->defined() || tensor->numel() != 1) continue;
+    TRAINKIT_ASSIGN_OR_RETURN(*tensor, tensors.read(*tensor));
+  }
+  TRAINKIT_RETURN_IF_ERROR(check_state(state, optimizer.state_dict()));
+  const auto options = optimizer.hyperparameters();
   std::vector<double> previous;
   for (const auto& [name, value] : options) {
     previous.push_back(*value);
     *value = std::get<double>(state.find(name)->second);
   }
-  if (const std::string problems = option_problems(); !problems.empty()) {
+  if (const std::string problems = optimizer.option_problems(); !problems.empty()) {
     for (size_t i = 0; i < options.size(); ++i) *options[i].second = previous[i];
     return bad_state("options", "are out of range: " + problems);
   }
 
   const at::NoGradGuard no_grad;
+  OptimizerParts& own = of(optimizer);
   const auto tensor = [&](const std::string& name) { return std::get<at::Tensor>(state.find(name)->second); };
   const auto number = [&](const std::string& name) { return std::get<double>(state.find(name)->second); };
-  for (detail::ParameterBucket& bucket : parts_->parameters.buckets) {
+  for (detail::ParameterBucket& bucket : own.parameters.buckets) {
     for (size_t i = 0; i < bucket.params.size(); ++i) {
-      bucket.steps[i].copy_(tensor(state_key(bucket.names[i], "step")));
+      TRAINKIT_RETURN_IF_ERROR(tensors.copy(tensor(state_key(bucket.names[i], "step")), bucket.steps[i]));
       for (size_t k = 0; k < bucket.kinds.size(); ++k) {
-        bucket.state[k][i].copy_(tensor(state_key(bucket.names[i], bucket.kinds[k])));
+        TRAINKIT_RETURN_IF_ERROR(tensors.copy(tensor(state_key(bucket.names[i], bucket.kinds[k])), bucket.state[k][i]));
       }
     }
   }
-  parts_->counts.set_total(std::get<int64_t>(state.find("step")->second));
-  std::vector<ParamGroup>& groups = parts_->parameters.groups;
+  own.counts.set_total(std::get<int64_t>(state.find("step")->second));
+  std::vector<ParamGroup>& groups = own.parameters.groups;
   for (size_t i = 0; i < groups.size(); ++i) {
     groups[i].lr_multiple = number(group_key(i, "lr_multiple"));
     groups[i].weight_decay = number(group_key(i, "weight_decay"));
   }
-  parts_->rates.load(number("lr"), state.contains(kInitialLr) ? number(kInitialLr) : initial_lr(), groups);
-  ++parts_->version;
+  own.rates.load(number("lr"), state.contains(kInitialLr) ? number(kInitialLr) : optimizer.initial_lr(), groups);
+  ++own.version;
   return absl::OkStatus();
 }
 

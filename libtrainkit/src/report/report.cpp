@@ -19,11 +19,15 @@ struct Page {
   std::string title, body;
 };
 
-absl::StatusOr<Page> page_of(const std::vector<std::string>& folders) {
+absl::StatusOr<std::vector<RunData>> load_runs(const std::vector<std::string>& folders) {
   std::vector<RunData> runs;
   for (const std::string& folder : folders) {
     TRAINKIT_ASSIGN_OR_RETURN(runs.emplace_back(), load_run(folder));
   }
+  return runs;
+}
+
+Page page_of(const std::vector<RunData>& runs) {
   if (runs.size() != 1) return Page{fmt::format("{} runs", runs.size()), comparison_page(runs)};
   const RunData& run = runs[0];
   return Page{run.name, run_head(run) + run_tiles(run) + run_advice(run) + run_charts(run) + run_results(run) +
@@ -50,25 +54,36 @@ std::string document(const Page& page, const std::string& body_url) {
 std::string report_begin() { return kBegin; }
 
 absl::StatusOr<std::string> render_report(const std::vector<std::string>& runs) {
-  TRAINKIT_ASSIGN_OR_RETURN(const Page page, page_of(runs));
-  return document(page, "");
+  TRAINKIT_ASSIGN_OR_RETURN(const std::vector<RunData> loaded, load_runs(runs));
+  return document(page_of(loaded), "");
 }
 
-absl::StatusOr<std::string> render_report_body(const std::vector<std::string>& runs) {
-  TRAINKIT_ASSIGN_OR_RETURN(const Page page, page_of(runs));
-  return page.body;
+struct LiveReport::Runs {
+  std::vector<RunData> runs;
+  absl::Status update() {
+    for (RunData& run : runs) TRAINKIT_RETURN_IF_ERROR(update_run(run));
+    return absl::OkStatus();
+  }
+};
+
+LiveReport::LiveReport(const std::vector<std::string>& runs) : runs_(std::make_unique<Runs>()) {
+  for (const std::string& folder : runs) runs_->runs.push_back({.folder = folder});
 }
 
-absl::StatusOr<std::string> render_live_report(const std::vector<std::string>& runs, const std::string& body_url) {
-  TRAINKIT_ASSIGN_OR_RETURN(const Page page, page_of(runs));
-  return document(page, body_url);
+LiveReport::~LiveReport() = default;
+
+absl::StatusOr<std::string> LiveReport::body() {
+  TRAINKIT_RETURN_IF_ERROR(runs_->update());
+  return page_of(runs_->runs).body;
+}
+
+absl::StatusOr<std::string> LiveReport::page(const std::string& body_url) {
+  TRAINKIT_RETURN_IF_ERROR(runs_->update());
+  return document(page_of(runs_->runs), body_url);
 }
 
 absl::StatusOr<std::string> report_csv(const std::vector<std::string>& folders) {
-  std::vector<RunData> runs;
-  for (const std::string& folder : folders) {
-    TRAINKIT_ASSIGN_OR_RETURN(runs.emplace_back(), load_run(folder));
-  }
+  TRAINKIT_ASSIGN_OR_RETURN(const std::vector<RunData> runs, load_runs(folders));
   const Comparison compared = compare(runs);
   std::string text = "run";
   for (const auto* rows : {&compared.outcome, &compared.settings}) {

@@ -4,6 +4,7 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -22,11 +23,20 @@ std::string report_begin();
 /// most about 2 MB per run of any length. Errors: those of load_run.
 absl::StatusOr<std::string> render_report(const std::vector<std::string>& runs);
 
-/// Renders the body of the same page alone, for a page that is open.
-absl::StatusOr<std::string> render_report_body(const std::vector<std::string>& runs);
+/// A page of runs that train. Each call reads only the records that were added since the last one. Not thread-safe.
+class LiveReport {
+ public:
+  explicit LiveReport(const std::vector<std::string>& runs);
+  ~LiveReport();
+  /// Renders the body of the page of render_report() alone, for a page that is open.
+  absl::StatusOr<std::string> body();
+  /// Returns a page that shows the body and fetches it again every two seconds from `body_url`.
+  absl::StatusOr<std::string> page(const std::string& body_url);
 
-/// Returns a page that shows the body and fetches it again every two seconds from `body_url`.
-absl::StatusOr<std::string> render_live_report(const std::vector<std::string>& runs, const std::string& body_url);
+ private:
+  struct Runs;
+  std::unique_ptr<Runs> runs_;
+};
 
 /// Returns a table of the runs as CSV with one row per run: outcome, scores, and the settings that differ.
 absl::StatusOr<std::string> report_csv(const std::vector<std::string>& runs);

@@ -73,7 +73,7 @@ void add_numbers(std::vector<ComparedRow>& rows, const std::vector<RunData>& run
 
 std::string median_rate(const RunData& run) {
   std::vector<double> rates;
-  for (const ChartPoint& point : points_of(run, "train", run.rate())) {
+  for (const ChartPoint& point : means_of(run, "train", run.rate())) {
     if (std::isfinite(point.y)) rates.push_back(point.y);
   }
   if (rates.empty()) return "";
@@ -89,7 +89,7 @@ std::vector<ComparedRow> outcomes(const std::vector<RunData>& runs) {
     return outcome.word + (outcome.reason.empty() ? "" : ": " + outcome.reason);
   });
   add_each(rows, "steps", runs,
-           [](const RunData& run) { return run.records.empty() ? "" : std::to_string(run.records.back().step); });
+           [](const RunData& run) { return run.history.count() == 0 ? "" : std::to_string(run.history.last_step()); });
   add_each(rows, "seconds", runs, [](const RunData& run) { return fmt::format("{:.1f}", run.times().total); });
   add_each(rows, "rate_per_second", runs, median_rate);
   add_each(rows, fields::kBestStep, runs, [](const RunData& run) {
@@ -151,13 +151,13 @@ std::string overlay(const std::string& title, const std::vector<std::string>& na
 
 std::string overlays(const std::vector<RunData>& runs, const std::vector<std::string>& names) {
   const auto all = [&](const std::string& split, const std::string& metric) {
-    return [&runs, split, metric](size_t i) { return points_of(runs[i], split, metric); };
+    return [&runs, split, metric](size_t i) { return means_of(runs[i], split, metric); };
   };
   std::string out =
       overlay("Validation loss", names, false, all("val", fields::kLoss), Kind::kPoints, ValueFormat::kNumber);
   out += overlay(
       "Training loss, smoothed", names, false,
-      [&](size_t i) { return smooth(points_of(runs[i], "train", fields::kLoss)); }, Kind::kLine, ValueFormat::kNumber);
+      [&](size_t i) { return smooth(means_of(runs[i], "train", fields::kLoss)); }, Kind::kLine, ValueFormat::kNumber);
   std::vector<std::string> metrics;
   for (const RunData& run : runs) {
     for (const std::string& name : score_names(run)) {
@@ -172,11 +172,11 @@ std::string overlays(const std::vector<RunData>& runs, const std::vector<std::st
   }
   out += overlay(
       "Training loss over time, smoothed", names, true,
-      [&](size_t i) { return smooth(points_by_time(runs[i], "train", fields::kLoss)); }, Kind::kLine,
+      [&](size_t i) { return smooth(means_by_time(runs[i], "train", fields::kLoss)); }, Kind::kLine,
       ValueFormat::kNumber);
   out += overlay(
       "Rows per second, smoothed", names, false,
-      [&](size_t i) { return smooth(points_of(runs[i], "train", fields::kSamplesPerSecond)); }, Kind::kLine,
+      [&](size_t i) { return smooth(means_of(runs[i], "train", fields::kSamplesPerSecond)); }, Kind::kLine,
       ValueFormat::kCount);
   return out;
 }

@@ -16,7 +16,6 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/format.h"
 #include "trainkit/core/status.h"
-#include "trainkit/logging/sinks.h"
 
 namespace trainkit::detail {
 namespace {
@@ -49,32 +48,11 @@ bool is_alive(const Json& session) {
   return command[0] == format_text(program);
 }
 
-/// Returns the index of the session that logged a record at Unix time `time`.
-size_t session_at(const Json& sessions, double time) {
-  size_t index = 0;
-  for (size_t i = 0; i < sessions.size(); ++i) {
-    if (number_at(sessions[i], fields::kStarted, kUnknown) <= time) index = i;
-  }
-  return index;
-}
-
-/// Adds up the time between records, without the time between sessions.
-std::vector<double> elapsed(const std::vector<LogRecord>& records, const Json& sessions) {
-  std::vector<double> seconds(records.size(), kUnknown);
-  double sum = 0, before = kUnknown;
-  size_t session = sessions.size();
-  for (size_t i = 0; i < records.size(); ++i) {
-    const double* const time = records[i].find(fields::kTime);
-    if (!time || !std::isfinite(*time)) continue;
-    if (const size_t own = session_at(sessions, *time); own != session && own < sessions.size()) {
-      session = own;
-      before = number_at(sessions[own], fields::kStarted, *time);
-    }
-    if (std::isfinite(before)) sum += std::max(*time - before, 0.0);
-    before = *time;
-    seconds[i] = sum;
-  }
-  return seconds;
+std::vector<SessionStartTime> starts_of(const Json& sessions) {
+  std::vector<SessionStartTime> starts;
+  for (const Json& session : sessions)
+    starts.push_back({number_at(session, fields::kStarted, kUnknown), number_at(session, fields::kFirstStep)});
+  return starts;
 }
 
 std::vector<std::string> checkpoints_of(const std::string& folder) {
@@ -176,13 +154,9 @@ Outcome RunData::outcome() const {
 
 RunTimes RunData::times() const {
   RunTimes times;
-  double pauses = 0, logged_saves = 0;
-  for (const LogRecord& record : records) {
-    if (const double* value = record.find(fields::kEvaluationSeconds); value && *value > 0) times.evaluation += *value;
-    if (const double* value = record.find(fields::kSaveSeconds); value && *value > 0) logged_saves += *value;
-  }
-  const auto last = std::find_if(seconds.rbegin(), seconds.rend(), [](double s) { return std::isfinite(s); });
-  const double logged = last == seconds.rend() ? 0 : *last;
+  times.evaluation = history.evaluation_seconds();
+  double pauses = 0;
+  const double logged_saves = history.save_seconds(), logged = history.last_seconds();
   bool all_ended = !sessions().empty();
   for (const Json& session : sessions()) {
     const double ended = number_at(session, fields::kEnded, kUnknown),
@@ -214,9 +188,7 @@ bool RunData::higher_is_better() const {
 }
 
 std::string RunData::rate() const {
-  const bool has_tokens = std::any_of(records.begin(), records.end(),
-                                      [](const LogRecord& record) { return record.find(fields::kTokensPerSecond); });
-  return has_tokens ? fields::kTokensPerSecond : fields::kSamplesPerSecond;
+  return history.has_tokens() ? fields::kTokensPerSecond : fields::kSamplesPerSecond;
 }
 
 bool RunData::is_default(const RunSetting& setting) const { return setting.source.starts_with("default"); }
@@ -229,22 +201,33 @@ bool is_still_running(const Json& run) {
 }
 
 absl::StatusOr<RunData> load_run(const std::string& folder) {
+  RunData data{.folder = folder};
+  TRAINKIT_RETURN_IF_ERROR(update_run(data));
+  return data;
+}
+
+absl::Status update_run(RunData& data) {
+  const std::string& folder = data.folder;
   if (!is_run(folder)) return not_a_run(folder);
-  RunData data{.folder = folder, .name = folder_name(folder)};
-  auto records = read_jsonl(folder + "/metrics.jsonl");
-  if (!records.ok() && !absl::IsNotFound(records.status())) return records.status();
-  if (records.ok()) data.records = *std::move(records);
-  data.summary = read_json_file(folder + "/summary.json");
+  data.name = folder_name(folder);
   data.run = read_json_file(folder + "/run.json");
+  auto starts = starts_of(data.sessions());
+  if (data.history.sessions() != starts) data.history = RunHistory(std::move(starts));
+  const absl::Status read = data.history.read(folder + "/metrics.jsonl");
+  if (absl::IsNotFound(read)) {
+    data.history = RunHistory(data.history.sessions());
+  } else {
+    TRAINKIT_RETURN_IF_ERROR(read);
+  }
+  data.summary = read_json_file(folder + "/summary.json");
   data.error = read_json_file(folder + "/error.json");
   data.results = read_json_file(folder + "/results/report.json");
-  data.seconds = elapsed(data.records, data.sessions());
   constexpr int64_t kMostBytes = 1 << 20;
   const auto config = Fs::posix().read_file(folder + "/config.yaml", kMostBytes);
-  if (config.ok()) data.settings = parse_settings(*config);
+  data.settings = config.ok() ? parse_settings(*config) : std::vector<RunSetting>();
   restore_sources(data.settings, data.sessions());
   data.checkpoints = checkpoints_of(folder);
-  return data;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<std::string>> find_runs(const std::string& folder) {

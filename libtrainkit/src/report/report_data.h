@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "report/run_file.h"
-#include "trainkit/logging/logger.h"
+#include "report/run_history.h"
 
 namespace trainkit::detail {
 
@@ -48,9 +48,7 @@ struct RunData {
   std::string folder = {};
   /// Last component of the folder's path.
   std::string name = {};
-  std::vector<LogRecord> records = {};
-  /// Seconds of each record since the start of the run, without the time between sessions; NaN if unknown.
-  std::vector<double> seconds = {};
+  RunHistory history = {};
   nlohmann::ordered_json summary = {}, run = {}, error = {}, results = {};
   /// Settings of config.yaml. The source is that of the first session.
   std::vector<RunSetting> settings = {};
@@ -78,5 +76,8 @@ bool is_still_running(const nlohmann::ordered_json& run);
 /// Reads a run. Error of exit code 2 (run.none) for a folder without a file of a run; of exit code 6 if metrics.jsonl
 /// cannot be read.
 absl::StatusOr<RunData> load_run(const std::string& folder);
+/// Reads a run again: of metrics.jsonl only the records after those of the last call. Errors: those of load_run, with
+/// which `data` keeps its earlier contents.
+absl::Status update_run(RunData& data);
 
 }  // namespace trainkit::detail

@@ -23,7 +23,9 @@ std::string table(std::string_view label, const std::vector<std::string>& heads,
 
 /// A step of training that was slow.
 struct Stall {
-  size_t record = 0;
+  double step = 0;
+  /// Seconds since the start of the run; NaN if unknown.
+  double seconds = 0;
   /// Rate, and the median rate of the run.
   double rate = 0, median = 0;
   std::string cause;
@@ -49,10 +51,12 @@ std::string run_machine(const RunData& run);
 
 // ---- Values of a run, by step.
 
-/// Returns the finite and non-finite values named `metric` of one split.
+/// Returns the finite and non-finite values named `metric` of one split; of a long run the extremes.
 std::vector<ChartPoint> points_of(const RunData& run, std::string_view split, std::string_view metric);
-/// Returns all points by elapsed seconds instead of steps; empty if a time is unknown.
-std::vector<ChartPoint> points_by_time(const RunData& run, std::string_view split, std::string_view metric);
+/// Returns the same values; of a long run the means of neighbours.
+std::vector<ChartPoint> means_of(const RunData& run, std::string_view split, std::string_view metric);
+/// Returns these by elapsed seconds instead of steps; empty if a time is unknown.
+std::vector<ChartPoint> means_by_time(const RunData& run, std::string_view split, std::string_view metric);
 /// Whether all finite values are in [0, 1].
 bool are_shares(const std::vector<ChartPoint>& points);
 /// Names of the values of evaluations, without the loss, details (with a dot) and times.

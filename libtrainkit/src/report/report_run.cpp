@@ -74,22 +74,26 @@ std::string best_tile(const RunData& run) {
     return tile(figure(best.y), "best validation " + metric,
                 fmt::format("at step {:.0f}, first {}", best.x, figure(values[0].y)));
   }
-  const auto losses = smooth(points_of(run, "train", fields::kLoss));
+  const auto losses = smooth(means_of(run, "train", fields::kLoss));
   if (losses.empty()) return "";
   return tile(format_number(losses.back().y), "training loss", fmt::format("at step {:.0f}", losses.back().x));
 }
 
 std::string rate_tile(const RunData& run) {
   const std::string metric = run.rate();
-  std::vector<double> rates;
-  for (const ChartPoint& point : points_of(run, "train", metric)) {
+  std::vector<double> rates, extremes;
+  for (const ChartPoint& point : means_of(run, "train", metric)) {
     if (std::isfinite(point.y)) rates.push_back(point.y);
   }
+  for (const ChartPoint& point : points_of(run, "train", metric)) {
+    if (std::isfinite(point.y)) extremes.push_back(point.y);
+  }
   if (rates.empty()) return "";
-  std::sort(rates.begin(), rates.end());
+  std::nth_element(rates.begin(), rates.begin() + static_cast<ptrdiff_t>(rates.size() / 2), rates.end());
+  const auto [lowest, highest] = std::minmax_element(extremes.begin(), extremes.end());
   const std::string unit = metric == fields::kTokensPerSecond ? "tokens" : "rows";
   return tile(format_count(rates[rates.size() / 2]), unit + " per second, median",
-              fmt::format("lowest {}, highest {}", format_count(rates.front()), format_count(rates.back())));
+              fmt::format("lowest {}, highest {}", format_count(*lowest), format_count(*highest)));
 }
 
 std::string memory_tile(const RunData& run) {
@@ -109,9 +113,8 @@ std::string memory_tile(const RunData& run) {
 }
 
 std::string step_tile(const RunData& run) {
-  const double steps =
-      number_at(run.summary, fields::kSteps, run.records.empty() ? 0 : double(run.records.back().step));
-  const double epochs = run.records.empty() ? number_at(run.summary, fields::kEpochs) : run.records.back().epoch;
+  const double steps = number_at(run.summary, fields::kSteps, static_cast<double>(run.history.last_step()));
+  const double epochs = run.history.count() == 0 ? number_at(run.summary, fields::kEpochs) : run.history.last_epoch();
   if (steps <= 0) return "";
   std::string checkpoints =
       fmt::format("{} checkpoint{} kept", run.checkpoints.size(), run.checkpoints.size() == 1 ? "" : "s");
@@ -128,16 +131,7 @@ struct Share {
 
 std::vector<Share> shares_of_time(const RunData& run) {
   const RunTimes times = run.times();
-  double wait = 0, copy = 0, reduce = 0, count = 0;
-  for (const LogRecord& record : run.records) {
-    const double* const own = record.find(fields::kDataWaitFraction);
-    if (!own || !std::isfinite(*own)) continue;
-    const auto value = [&](const char* name) {
-      const double* found = record.find(name);
-      return found && std::isfinite(*found) ? *found : 0;
-    };
-    wait += *own, copy += value(fields::kCopyFraction), reduce += value(fields::kReduceFraction), ++count;
-  }
+  const auto [wait, copy, reduce, count] = run.history.shares();
   const double part = times.training / std::max(count, 1.0);
   // The monitor counts the update in all of the training; its share is that of the last session.
   const Json& monitor = value_at(run.last_session(), fields::kUtilisation);

@@ -30,7 +30,8 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "the format is little-endian");
 
 constexpr char kMagic[8] = {'T', 'K', 'T', 'O', 'K', 'E', 'N', 'S'};
-constexpr uint32_t kVersion = 1;
+/// Of files with 2 or 4 bytes per token, and of those with one.
+constexpr uint32_t kVersion = 1, kByteVersion = 2;
 constexpr uint32_t kByteOrder = 0x01020304;
 constexpr uint32_t kOtherByteOrder = 0x04030201;
 
@@ -87,8 +88,15 @@ DigestBytes ends_digest(const TokenHeader& header, const Trailer& trailer) {
   return from_hex(digest.hex());
 }
 
-/// Returns the size of a stored token. 2 bytes suffice for a vocabulary of at most 65,536.
-uint32_t bytes_per_token(int64_t vocab_size) { return vocab_size <= 65536 ? 2 : 4; }
+/// Returns the size of a stored token: the fewest bytes that hold every id of the vocabulary.
+uint32_t bytes_per_token(int64_t vocab_size) { return vocab_size <= 256 ? 1 : vocab_size <= 65536 ? 2 : 4; }
+
+/// Whether files of this version and vocabulary have this size of a token. Those of version 1 have at least 2 bytes.
+bool may_have_bytes(uint32_t version, uint32_t token_bytes, int64_t vocab_size) {
+  const uint32_t expected = bytes_per_token(vocab_size);
+  return token_bytes == (version == kVersion ? std::max(expected, 2u) : expected) &&
+         (version == kVersion) == (token_bytes > 1);
+}
 
 uint64_t padded(uint64_t bytes) { return (bytes + 7) / 8 * 8; }
 
@@ -101,8 +109,9 @@ absl::Status bad_file(const std::string& path, const std::string& problem, const
 absl::Status check_header(const std::string& path, const TokenHeader& header) {
   if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0) return bad_file(path, "not a token file");
   if (header.byte_order == kOtherByteOrder) return bad_file(path, "written on a big-endian machine");
-  if (header.version != kVersion) {
-    return bad_file(path, "unknown version", std::to_string(header.version), std::to_string(kVersion));
+  if (header.version != kVersion && header.version != kByteVersion) {
+    return bad_file(path, "unknown version", std::to_string(header.version),
+                    fmt::format("{} or {}", kVersion, kByteVersion));
   }
   return absl::OkStatus();
 }
@@ -112,7 +121,7 @@ absl::Status check_ends(const std::string& path, const TokenHeader& header, cons
   if (trailer.ends_digest != ends_digest(header, trailer)) return bad_file(path, "the header or the end is damaged");
   const bool sane = header.byte_order == kByteOrder && header.vocab_size > 0 &&
                     header.vocab_size <= uint64_t{1} << 32 && header.source_bytes <= uint64_t{1} << 62 &&
-                    header.token_bytes == bytes_per_token(static_cast<int64_t>(header.vocab_size));
+                    may_have_bytes(header.version, header.token_bytes, static_cast<int64_t>(header.vocab_size));
   if (!sane) return bad_file(path, "the header contradicts itself");
   if (trailer.count > between / header.token_bytes || padded(trailer.count * header.token_bytes) != between) {
     return bad_file(path, "the size differs from the header", fmt::format("{} bytes of tokens", between),
@@ -131,6 +140,7 @@ inline Stored widen(const Stored* in, int64_t* out, int64_t count) {
   }
   return greatest;
 }
+TRAINKIT_WIDE uint32_t widen_8(const uint8_t* in, int64_t* out, int64_t count) { return widen(in, out, count); }
 TRAINKIT_WIDE uint32_t widen_16(const uint16_t* in, int64_t* out, int64_t count) { return widen(in, out, count); }
 TRAINKIT_WIDE uint32_t widen_32(const uint32_t* in, int64_t* out, int64_t count) { return widen(in, out, count); }
 
@@ -149,8 +159,8 @@ class Appender {
       ++count_;
     }
     if (header_.token_bytes == 4) return file_.append(tokens.data(), tokens.size_bytes());
-    narrow_.assign(tokens.begin(), tokens.end());
-    return file_.append(narrow_.data(), narrow_.size() * sizeof(uint16_t));
+    if (header_.token_bytes == 1) return append_as(bytes_, tokens);
+    return append_as(words_, tokens);
   }
 
   /// Writes the zeros after the last token, and the trailer.
@@ -166,10 +176,17 @@ class Appender {
   }
 
  private:
+  template <class Stored>
+  absl::Status append_as(std::vector<Stored>& narrow, std::span<const TokenId> tokens) {
+    narrow.assign(tokens.begin(), tokens.end());
+    return file_.append(narrow.data(), narrow.size() * sizeof(Stored));
+  }
+
   WritableFile& file_;
   const TokenHeader& header_;
   uint64_t count_ = 0;
-  std::vector<uint16_t> narrow_;
+  std::vector<uint8_t> bytes_;
+  std::vector<uint16_t> words_;
 };
 
 }  // namespace
@@ -228,8 +245,9 @@ void TokenFile::read(int64_t begin, std::span<int64_t> out) const {
   TORCH_CHECK_INDEX(begin >= 0 && count <= size_ && begin <= size_ - count, count, " tokens from ", begin,
                     " on are outside the ", size_, " tokens of ", path());
   const std::byte* from = tokens_ + begin * token_bytes_;
-  const uint32_t greatest = token_bytes_ == 2 ? widen_16(reinterpret_cast<const uint16_t*>(from), out.data(), count)
-                                              : widen_32(reinterpret_cast<const uint32_t*>(from), out.data(), count);
+  const uint32_t greatest = token_bytes_ == 1   ? widen_8(reinterpret_cast<const uint8_t*>(from), out.data(), count)
+                            : token_bytes_ == 2 ? widen_16(reinterpret_cast<const uint16_t*>(from), out.data(), count)
+                                                : widen_32(reinterpret_cast<const uint32_t*>(from), out.data(), count);
   if (file_->damaged()) throw absl::BadStatusOrAccess(file_->check());
   if (greatest >= vocab_size()) throw absl::BadStatusOrAccess(bad_token(begin, out));
 }
@@ -266,9 +284,9 @@ absl::Status write_token_file(const std::string& path, const TokenFileOrigin& or
   TORCH_CHECK_VALUE(origin.vocab_size > 0, "vocab_size must be >= 1, got ", origin.vocab_size);
   TokenHeader header = {};
   std::memcpy(header.magic, kMagic, sizeof kMagic);
-  header.version = kVersion;
   header.byte_order = kByteOrder;
   header.token_bytes = bytes_per_token(origin.vocab_size);
+  header.version = header.token_bytes == 1 ? kByteVersion : kVersion;
   header.vocab_size = static_cast<uint64_t>(origin.vocab_size);
   header.source_bytes = static_cast<uint64_t>(origin.source_bytes);
   header.tokenizer_digest = from_hex(origin.tokenizer_digest);

@@ -74,6 +74,20 @@ TEST_CASE("Sums in shared memory have the bits of an addition in the order of th
   CHECK(mapped_shared() == 0);
 }
 
+TEST_CASE("Twenty ranks of a machine sum in shared memory", "[distributed][shared_memory]") {
+  constexpr int64_t kRanks = 20;
+  const auto texts = on_ranks(kRanks, [&](ProcessGroup& group) -> absl::Status {
+    if (mapped_shared() < kRanks) return absl::InternalError("no memory is shared");
+    for (const int64_t size : {1, 1024, 1025, 70'000}) {
+      const at::Tensor sum = numbers(group.rank(), size, at::kDouble);
+      if (auto status = group.all_reduce(sum); !status.ok()) return status;
+      if (!sum.equal(sum_in_order(kRanks, size, at::kDouble))) return absl::InternalError("wrong");
+    }
+    return absl::OkStatus();
+  });
+  for (const std::string& text : texts) CHECK(text == "ok");
+}
+
 TEST_CASE("A reduce-scatter sums a rank's part, and an all-gather sends it to the others, at any size",
           "[distributed][shared_memory]") {
   for (const bool shared_memory : {true, false}) {

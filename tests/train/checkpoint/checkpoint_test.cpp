@@ -7,8 +7,14 @@
 #include <limits>
 #include <random>
 
+#include "optim/optimizer_parts.h"
+#include "peak_memory.h"
+#include "sanitizers.h"
 #include "test_util.h"
+#include "train/checkpoint/checkpoint_folder.h"
 #include "train/checkpoint/checkpoint_run.h"
+#include "trainkit/optim/adam.h"
+#include "trainkit/train/weights.h"
 
 using namespace trainkit;
 using namespace trainkit::test;
@@ -101,6 +107,18 @@ TEST_CASE("Every value of a state is restored exactly", "[train][checkpoint]") {
     CHECK(std::visit(
         [&](const auto& written) { return same(written, std::get<std::decay_t<decltype(written)>>(found)); }, value));
   }
+}
+
+TEST_CASE("A state of 50,000 tensors is loaded as it was saved", "[train][checkpoint]") {
+  test::TempDir dir;
+  CheckpointContents contents = contents_of(1);
+  for (int i = 0; i < 50'000; ++i) contents.state.emplace("t" + std::to_string(i), at::scalar_tensor(i, at::kLong));
+  auto store = CheckpointStore::open(dir / "run").value();
+  REQUIRE(store.save(1, contents) == absl::OkStatus());
+  const auto back = store.load(1);  // hours, if each tensor costs a visit of all others
+  REQUIRE(back.ok());
+  CHECK(back->state.size() == contents.state.size());
+  CHECK(std::get<at::Tensor>(back->state.at("t49999")).item<int64_t>() == 49'999);
 }
 
 TEST_CASE("A state that cannot be written is reported by name and nothing is saved", "[train][checkpoint]") {
@@ -305,4 +323,48 @@ TEST_CASE("A `latest` without its target is an error with exit code 5", "[train]
   CHECK(exit_code(store.latest().status()) == ExitCode::kWeights);
   stdfs::remove(latest);
   CHECK(store.latest().value() == 30);  // without the file, the newest
+}
+
+TEST_CASE("A checkpoint is copied into a model and an optimizer without being in memory", "[train][checkpoint]") {
+  if (kSanitized) return;
+  test::TempDir dir;
+  struct Table final : torch::nn::Module {
+    at::Tensor weight = register_parameter("weight", torch::randn({16 << 10, 1024}));  // 64 MiB
+  } model;
+  AdamW optimizer({.lr = 1e-2});
+  optimizer.add_param_groups(default_param_groups(model));
+  CheckpointContents saved{.model = named_tensors(model), .optimizer = {}, .state = {}};
+  StateDict scalars;
+  for (auto& [name, value] : optimizer.state_dict()) {
+    if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
+      if (tensor->numel() > 1) tensor->fill_(0.5);
+      saved.optimizer.emplace_back(name, *tensor);
+    } else {
+      scalars[name] = value;
+    }
+  }
+  auto store = CheckpointStore::open(dir / "run").value();
+  REQUIRE(store.save(1, saved) == absl::OkStatus());
+  const at::Tensor probe = model.weight.detach()[123].clone();
+  {
+    const at::NoGradGuard no_grad;
+    model.weight.zero_();
+    for (const auto& [name, tensor] : saved.optimizer) tensor.zero_();
+  }
+  reset_peak_memory();
+  const int64_t before = peak_memory();
+  trainkit::detail::StoredTensors stored;
+  const auto contents = trainkit::detail::list_checkpoint({.folder = dir / "run/checkpoints", .step = 1}, stored);
+  REQUIRE(contents.ok());
+  REQUIRE(stored.copy_all(contents->model, named_tensors(model), "") == absl::OkStatus());
+  StateDict state = scalars;
+  for (const auto& [name, tensor] : contents->optimizer) state[name] = tensor;
+  REQUIRE(trainkit::detail::OptimizerParts::load(
+              optimizer, state,
+              {.read = [&](const at::Tensor& tensor) { return stored.read(tensor); },
+               .copy = [&](const at::Tensor& from, const at::Tensor& to) { return stored.copy(from, to); }}) ==
+          absl::OkStatus());
+  CHECK(peak_memory() - before < 24 << 20);
+  CHECK(model.weight.detach()[123].equal(probe));
+  CHECK(std::get<at::Tensor>(optimizer.state_dict().at("state.weight.exp_avg_sq"))[9][9].item<float>() == 0.5f);
 }

@@ -280,3 +280,20 @@ TEST_CASE("Python resumes our AdamW and we resume Python's", "[train][optimizer_
   CHECK(trainkit::detail::OptimizerParts::of(taken).counts.known() == 5);
   CHECK_THAT(refusal(taken, dir / "numbers.pt"), Catch::Contains("parameter number without a name"));
 }
+
+TEST_CASE("The state of 50,000 parameters is written and read", "[train][optimizer_file]") {
+  TempDir dir;
+  struct Many final : torch::nn::Module {
+    Many() {
+      for (int i = 0; i < 50'000; ++i) register_parameter("layer" + std::to_string(i) + "_w", torch::ones({2}));
+    }
+  } model;
+  AdamW optimizer({.lr = 1e-2}), other({.lr = 1e-2});
+  optimizer.add_param_groups(default_param_groups(model));
+  other.add_param_groups(default_param_groups(model));
+  for (at::Tensor& parameter : model.parameters()) parameter.mutable_grad() = torch::ones({2});
+  optimizer.step();
+  REQUIRE(save_torch_optimizer(Fs::posix(), dir / "o.pt", optimizer) == absl::OkStatus());
+  REQUIRE(load_torch_optimizer(other, dir / "o.pt") == absl::OkStatus());
+  CHECK(difference(optimizer, other) == 0);
+}

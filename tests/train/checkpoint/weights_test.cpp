@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "peak_memory.h"
+#include "sanitizers.h"
 #include "test_util.h"
 #include "trainkit/io/weight_file.h"
 
@@ -331,4 +333,68 @@ TEST_CASE("load_weights refuses non-finite weights, except in masks", "[train][w
   };
   CHECK(load_mask(-inf).ok());
   CHECK_THAT(error_line(load_mask(nan)), Catch::Contains("running_mean: contains infinity or NaN"));
+}
+
+namespace {
+
+/// One large tensor.
+struct TableImpl : torch::nn::Module {
+  TableImpl(int64_t rows, at::ScalarType type) {
+    weight = register_parameter("weight", torch::ones({rows, 1024}, type), /*requires_grad=*/false);
+  }
+  at::Tensor weight;
+};
+TORCH_MODULE(Table);
+
+}  // namespace
+
+TEST_CASE("load_weights needs no more memory than the model and a piece of the file", "[train][weights]") {
+  if (kSanitized) return;
+  TempDir dir;
+  constexpr int64_t kRows = 16 << 10;  // 32 MiB in bfloat16, 64 MiB in float32
+  const at::Tensor values = torch::randn({kRows, 1024});
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    const NamedTensors tensors = {{"weight", values.to(type)}};
+    REQUIRE(save_safetensors(Fs::posix(), dir / "w.safetensors", tensors).ok());
+    REQUIRE(save_torch_file(Fs::posix(), dir / "w.pt", tensors).ok());
+    for (const char* name : {"w.safetensors", "w.pt"}) {
+      CAPTURE(name, c10::toString(type));
+      Table model(kRows, at::kFloat);
+      reset_peak_memory();
+      const int64_t before = peak_memory();
+      REQUIRE(load_weights(*model, dir / name).ok());
+      CHECK(peak_memory() - before < 24 << 20);  // a piece of 8 MiB and its conversion
+      CHECK(model->weight.equal(tensors[0].second.to(at::kFloat)));
+    }
+  }
+}
+
+TEST_CASE("load_weights finds a value that is not finite in any piece of a tensor", "[train][weights]") {
+  TempDir dir;
+  Table model(4096, at::kFloat);
+  const int64_t count = model->weight.numel();  // two pieces
+  for (const int64_t at : {int64_t{0}, count / 2 - 1, count / 2, count - 1}) {
+    const at::Tensor values = torch::zeros({4096, 1024});
+    values.view(-1)[at] = std::numeric_limits<float>::infinity();
+    REQUIRE(save_safetensors(Fs::posix(), dir / "w.safetensors", {{"weight", values}}).ok());
+    const absl::Status status = load_weights(*model, dir / "w.safetensors").status();
+    CHECK_THAT(error_line(status), Catch::Contains("1 of 4194304 values"));
+    CHECK(model->weight.equal(torch::ones({4096, 1024})));
+  }
+}
+
+TEST_CASE("load_weights fills a parameter that is not contiguous", "[train][weights]") {
+  TempDir dir;
+  const at::Tensor values = torch::randn({2048, 1024}), target = torch::zeros({1024, 2048});
+  struct Turned final : torch::nn::Module {
+    explicit Turned(const at::Tensor& weight) { register_parameter("weight", weight.t(), false); }
+  } turned(target);
+  for (const auto save : {save_torch_file, +[](const Fs&fs, const std::string&path, const NamedTensors&tensors) {
+                            return save_safetensors(fs, path, tensors);
+                          }}) {
+    target.zero_();
+    REQUIRE(save(Fs::posix(), dir / "w.pt", {{"weight", values}}).ok());
+    REQUIRE(load_weights(turned, dir / "w.pt").ok());
+    CHECK(target.t().equal(values));
+  }
 }

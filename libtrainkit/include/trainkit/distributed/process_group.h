@@ -114,7 +114,7 @@ struct ProcessGroupOptions {
   std::string bind = "127.0.0.1";
   /// Device of the reduced tensors: the CPU (Gloo) or a GPU (NCCL, plus Gloo for host tensors).
   at::Device device = at::kCPU;
-  /// Sum CPU tensors in shared memory instead of Gloo's sockets if all ranks (at most 8) are on this machine. The
+  /// Sum CPU tensors in shared memory instead of Gloo's sockets if all ranks (at most 64) are on this machine. The
   /// memory is anonymous, so nothing is left behind; at most 4 MiB per rank beyond the gradients. Used if it is true on
   /// all ranks and their processes can see each other in one network namespace; otherwise Gloo is used.
   bool shared_memory = true;

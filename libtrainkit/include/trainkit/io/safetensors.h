@@ -20,6 +20,10 @@
 
 namespace trainkit {
 
+namespace detail {
+class StoredTensors;
+}
+
 /// Named tensors. The order only affects listings.
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
@@ -93,9 +97,11 @@ class SafetensorsFile {
   NamedTensorsOr tensors() const;
 
  private:
+  friend class detail::StoredTensors;
   SafetensorsFile() = default;
   const SafetensorsEntry* find(std::string_view name) const;
   absl::StatusOr<at::Tensor> read(const SafetensorsEntry& entry) const;
+  absl::Status read_bytes(const SafetensorsEntry& entry, int64_t offset, void* data, size_t bytes) const;
 
   std::shared_ptr<const ReadableFile> file_;
   int64_t data_begin_ = 0;

@@ -98,10 +98,16 @@ class TorchFile {
   NamedTensorsOr tensors(std::string_view prefix = {}) const;
 
  private:
+  friend class detail::StoredTensors;
+  friend class WeightFile;
   struct Contents;
   explicit TorchFile(std::shared_ptr<const Contents> contents) : contents_(std::move(contents)) {}
   const TorchEntry* find(std::string_view name) const;
   absl::StatusOr<at::Tensor> read_storage(int64_t storage) const;
+  absl::Status verify_storage(int64_t storage, const at::Tensor& buffer) const;
+  bool is_plain(size_t entry) const;
+  absl::Status read_values(const TorchEntry& entry, int64_t offset, void* data, size_t bytes) const;
+  absl::Status no_tensor_below(std::string_view prefix) const;
   absl::StatusOr<at::Tensor> make_tensor(const TorchEntry& entry, const at::Tensor& storage) const;
   std::shared_ptr<const Contents> contents_;
 };
@@ -210,10 +216,12 @@ class WeightFile {
   NamedTensorsOr tensors(std::string_view prefix = {}) const;
 
  private:
+  friend class detail::StoredTensors;
   using Part = std::variant<SafetensorsFile, TorchFile>;
   WeightFile(std::string path, std::vector<Part> parts);
   static absl::StatusOr<Part> open_part(ReadableFile file);
   static absl::StatusOr<WeightFile> open_index(const ReadableFile& index, const Fs& fs);
+  absl::Status no_tensor_below(std::string_view prefix) const;
 
   std::string path_;
   std::vector<Part> parts_;

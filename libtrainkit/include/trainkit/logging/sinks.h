@@ -42,6 +42,7 @@ class JsonlLogger final : public Logger {
   void log(const LogRecord& record) override;
   absl::Status flush() override;
   /// Truncates the file before the first line that is torn or belongs to a step after `step`. rewind(-1) empties it.
+  /// Reads from the end: of a file of more than 16 MiB only the part from a record of `step` or earlier on.
   absl::Status rewind(int64_t step) override;
 
  private:

@@ -40,7 +40,7 @@ struct LoadWeightsOptions {
   /// Loads the tensors that match by name and shape, and leaves the rest of the model unchanged.
   bool partial = false;
   /// Changes the tensors of the file, under the names of the model, before they are compared with those of the model:
-  /// puts rows into another order, for example. Its error is returned.
+  /// puts rows into another order, for example. Its error is returned. All tensors of the file are in memory then.
   std::function<absl::Status(NamedTensors& file, const NamedTensors& model)> adapt = nullptr;
   /// Accepts non-finite weights. A run that starts from them fails later, far from the cause.
   bool allow_nonfinite = false;
@@ -64,12 +64,15 @@ struct LoadedWeights {
 /// WeightFile::state_dict_prefix and LoadedWeights::left_out. A tensor that the model holds under two names (a tied
 /// head) may be in the file under either or both. Converts between floating-point types.
 ///
+/// Reads the file twice, to check its values and to copy them, in pieces of at most 8 MiB. Needs no more memory than
+/// the model, except for a tensor that is not contiguous in a PyTorch file or in the model.
+///
 /// Parts of names that PyTorch's wrappers add are removed: "module." (DataParallel, AveragedModel) and "model."
 /// (Lightning) if every name begins with it and the model's names do not; "_orig_mod." (torch.compile),
 /// "_fsdp_wrapped_module." and "_checkpoint_wrapped_module." anywhere. The num_batches_tracked of a BatchNorm layer is
 /// 0 if the file lacks it, as in files from before PyTorch 0.4.1.
 ///
-/// Errors (exit code 5; nothing has changed then):
+/// Errors (exit code 5; nothing has changed then, unless the second reading fails where the first succeeded):
 /// - those of reading the file;
 /// - unless partial, those of load_named_tensors: missing or unexpected names and different shapes, up to five of each;
 /// - weights.match for a rule of `skip` that matches no name;

@@ -12,13 +12,13 @@
 
 #include "app/run/run_files.h"
 #include "logging/field_names.h"
+#include "logging/record_reader.h"
 #include "logging/run_log.h"
 #include "report/run_file.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/table.h"
-#include "trainkit/logging/sinks.h"
 #include "trainkit/report/summary.h"
 
 namespace trainkit {
@@ -28,12 +28,11 @@ namespace fields = detail::fields;
 
 /// Returns the values of the last record of `split`, without measured times. Empty if it is of a step before
 /// `first_step`.
-Metrics last_logged(const std::vector<LogRecord>& records, std::string_view split, int64_t first_step) {
+Metrics last_logged(const std::string& path, std::string_view split, int64_t first_step) {
   Metrics values;
-  const auto last =
-      std::find_if(records.rbegin(), records.rend(), [&](const LogRecord& record) { return record.split == split; });
-  if (last == records.rend() || last->step < first_step) return values;
-  values.insert(last->values.begin(), last->values.end());
+  const auto last = detail::last_record(path, split);
+  if (!last.ok() || !*last || (*last)->step < first_step) return values;
+  values.insert((*last)->values.begin(), (*last)->values.end());
   values.erase(fields::kEvaluationSeconds);
   values.erase(fields::kTime);
   return values;
@@ -144,11 +143,8 @@ absl::StatusOr<int> RunFolder::finish(const TrainerResult& result, const Metrics
   if (!is_first()) return summary.exit_code;
   // A resumed run that had taken its last step has its final metrics only in its log.
   const bool trained = result.steps_run > 0;
-  std::vector<LogRecord> log;
-  if (!trained) {
-    if (auto records = read_jsonl(path_ + "/metrics.jsonl"); records.ok()) log = *std::move(records);
-  }
-  summary.final_metrics = named(result.evaluation.empty() ? last_logged(log, "val", 0) : result.evaluation);
+  const std::string log = path_ + "/metrics.jsonl";
+  summary.final_metrics = named(result.evaluation.empty() && !trained ? last_logged(log, "val", 0) : result.evaluation);
   const Metrics training = trained ? Metrics{{fields::kLoss, result.loss}} : last_logged(log, "train", result.steps);
   if (const auto loss = training.find(fields::kLoss); loss != training.end()) {
     summary.final_metrics.emplace_back("train_loss", loss->second);

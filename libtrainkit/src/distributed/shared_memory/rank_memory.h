@@ -31,9 +31,15 @@ class RankMemory : public std::enable_shared_from_this<RankMemory> {
     uint64_t part_stride;                                  // from one part to the next, in bytes
     alignas(64) std::array<std::byte, kSlotBytes> values;  // of a small tensor
   };
-  /// Written only by its rank. The counters wrap around.
+  /// How many ranks have reached an exchange. That of the first rank counts, for all.
+  struct Meeting {
+    alignas(64) std::atomic<uint32_t> visits;    // of all ranks
+    alignas(64) std::atomic<uint32_t> complete;  // last exchange that all ranks have reached; a waiter sleeps on it
+  };
+  /// Written only by its rank, but for the meetings. The counters wrap around.
   struct Head {
     uint64_t token;
+    Meeting arrivals, finishes;
     alignas(64) std::atomic<uint32_t> arrived;   // exchanges that this rank has arrived at
     alignas(64) std::atomic<uint32_t> finished;  // exchanges in which it no longer reads or writes others' memory
     alignas(64) std::atomic<uint32_t> ended;

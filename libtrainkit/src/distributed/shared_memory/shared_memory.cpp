@@ -17,7 +17,7 @@
 namespace trainkit::detail {
 namespace {
 
-constexpr size_t kMaxRanks = 8;  // every rank reads the values of all ranks
+constexpr size_t kMaxRanks = 64;  // every rank maps the memory of all ranks
 /// Interval at which a waiting rank checks that the other rank still exists.
 constexpr std::chrono::milliseconds kLivenessInterval{20};
 
@@ -40,12 +40,14 @@ constexpr std::chrono::milliseconds kLivenessInterval{20};
 // waits in step 4. Two slots in turn suffice: a rank that arrives at exchange n + 2 has seen every rank arrive at
 // n + 1, so all have finished n.
 //
-// Counters wrap around; `reached` compares them by signed difference, which is exact because they differ by at most 2.
-// Waiters sleep on a futex for at most kLivenessInterval and then check that the other rank still exists: its `ended`
-// flag, or its pidfd, which becomes readable when the process ends. `ended` is read before the counter, since a rank
-// may finish its last exchange and then end regularly. After a failure all later sums fail with the same exception,
-// because the counts no longer agree. A rank that is late may then still write sums into a tensor of a rank that has
-// given up: the values of a failed sum are undefined.
+// In steps 2 and 4 the ranks meet in the memory of the first one. Each counts its visit, and the last one wakes all of
+// them: a rank sleeps once, with any number of ranks. Counters wrap around; `reached` compares them by signed
+// difference, which is exact because they differ by at most 2. Waiters sleep on a futex for at most kLivenessInterval
+// and then check that each other rank is there or still exists: its `ended` flag, or its pidfd, which becomes readable
+// when the process ends. `ended` is read before the rank's own counter, since a rank may finish its last exchange and
+// then end regularly. A rank that is killed between its own counter and its visit is there too. After a failure all
+// later sums fail with the same exception, because the counts no longer agree. A rank that is late may then still write
+// sums into a tensor of a rank that has given up: the values of a failed sum are undefined.
 
 bool reached(uint32_t counter, uint32_t least) { return static_cast<int32_t>(counter - least) >= 0; }
 
@@ -55,8 +57,7 @@ void sleep_on(const std::atomic<uint32_t>& counter, uint32_t seen) {
   ::syscall(SYS_futex, &counter, FUTEX_WAIT, seen, &limit, nullptr, 0);
 }
 
-void publish(std::atomic<uint32_t>& counter, uint32_t value) {
-  counter.store(value, std::memory_order_release);
+void wake_all(const std::atomic<uint32_t>& counter) {
   ::syscall(SYS_futex, &counter, FUTEX_WAKE, std::numeric_limits<int>::max(), nullptr, nullptr, 0);
 }
 
@@ -140,8 +141,9 @@ SharedMemory::~SharedMemory() {
   thread_.join();
   RankMemory::Head& head = ranks_[rank_]->head();
   head.ended.store(1, std::memory_order_release);
-  publish(head.arrived, arrived_);  // wakes ranks that wait for them
-  publish(head.finished, finished_);
+  const RankMemory::Head& first = ranks_[0]->head();
+  wake_all(first.arrivals.complete);
+  wake_all(first.finishes.complete);
 }
 
 bool SharedMemory::supports(const at::Tensor& tensor) {
@@ -258,16 +260,15 @@ std::byte* SharedMemory::arrive(const Piece& piece) {
     }
   }
   slot.first = *own.offset_of(shown);
-  publish(own.head().arrived, ++arrived_);
+  meet(&RankMemory::Head::arrived, &RankMemory::Head::arrivals, ++arrived_);
   return shown;
 }
 
 void SharedMemory::await_arrivals(const Piece& piece) const {
+  await(&RankMemory::Head::arrived, &RankMemory::Head::arrivals, arrived_, piece.deadline);
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     if (rank == rank_) continue;
-    RankMemory::Head& head = ranks_[rank]->head();
-    await(head.arrived, arrived_, rank, piece.deadline);
-    const RankMemory::Slot& slot = head.slots[(arrived_ - 1) % 2];
+    const RankMemory::Slot& slot = ranks_[rank]->head().slots[(arrived_ - 1) % 2];
     if (slot.total_bytes != piece.call.tensor.nbytes()) {
       throw std::runtime_error("rank " + std::to_string(rank) + " sent " + std::to_string(slot.total_bytes) +
                                " bytes, this rank " + std::to_string(piece.call.tensor.nbytes()));
@@ -280,10 +281,8 @@ void SharedMemory::await_arrivals(const Piece& piece) const {
 
 /// Waits until no rank reads or writes this rank's values.
 void SharedMemory::finish(const Piece& piece) {
-  publish(ranks_[rank_]->head().finished, ++finished_);
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (rank != rank_) await(ranks_[rank]->head().finished, finished_, rank, piece.deadline);
-  }
+  meet(&RankMemory::Head::finished, &RankMemory::Head::finishes, ++finished_);
+  await(&RankMemory::Head::finished, &RankMemory::Head::finishes, finished_, piece.deadline);
 }
 
 /// The values of `rank` in one part of the current piece.
@@ -332,17 +331,39 @@ void SharedMemory::add_up(size_t part, size_t begin, size_t bytes, std::span<std
   }
 }
 
-/// Sleeps until `counter` of `rank` is at least `least`.
-void SharedMemory::await(const std::atomic<uint32_t>& counter, uint32_t least, size_t rank,
-                         Clock::time_point deadline) const {
-  while (!reached(counter.load(std::memory_order_acquire), least)) {
-    const bool gone = ranks_[rank]->gone();  // read before the counter: the rank may have ended regularly
-    const uint32_t seen = counter.load(std::memory_order_acquire);
-    if (reached(seen, least)) return;
-    if (gone) throw std::runtime_error("Connection closed by peer");
+/// Counts this rank's visit to a meeting. The last rank wakes the others.
+void SharedMemory::meet(Counter own, Meeting meeting, uint32_t exchange) const {
+  (ranks_[rank_]->head().*own).store(exchange, std::memory_order_release);
+  RankMemory::Meeting& place = ranks_[0]->head().*meeting;
+  const auto ranks = static_cast<uint32_t>(ranks_.size());
+  if (place.visits.fetch_add(1, std::memory_order_acq_rel) + 1 != exchange * ranks) return;
+  place.complete.store(exchange, std::memory_order_release);
+  wake_all(place.complete);
+}
+
+bool SharedMemory::all_reached(Counter each, uint32_t exchange) const {
+  return std::all_of(ranks_.begin(), ranks_.end(), [&](const auto& rank) {
+    return reached((rank->head().*each).load(std::memory_order_acquire), exchange);
+  });
+}
+
+/// Sleeps until all ranks have reached an exchange.
+void SharedMemory::await(Counter each, Meeting meeting, uint32_t exchange, Clock::time_point deadline) const {
+  const std::atomic<uint32_t>& complete = (ranks_[0]->head().*meeting).complete;
+  for (;;) {
+    const uint32_t seen = complete.load(std::memory_order_acquire);
+    if (reached(seen, exchange)) return;
+    sleep_on(complete, seen);
+    if (reached(complete.load(std::memory_order_acquire), exchange)) return;
+    bool one_is_gone = false;  // read before the counters: a rank may have ended regularly
+    for (const auto& rank : ranks_) {
+      const bool gone = rank->gone();
+      one_is_gone |= gone && !reached((rank->head().*each).load(std::memory_order_acquire), exchange);
+    }
+    if (all_reached(each, exchange)) return;
+    if (one_is_gone) throw std::runtime_error("Connection closed by peer");
     if (stopping_) throw std::runtime_error("this rank has left");
     if (Clock::now() > deadline) throw std::runtime_error("Timed out");
-    sleep_on(counter, seen);
   }
 }
 

@@ -29,7 +29,7 @@ namespace trainkit::detail {
 class SharedMemory {
  public:
   /// Maps the memory of all ranks; blocks until all have joined. Returns null on all ranks if any rank cannot or does
-  /// not want to (`wanted`) share memory: several machines, network namespaces or users, more than 8 ranks, Linux
+  /// not want to (`wanted`) share memory: several machines, network namespaces or users, more than 64 ranks, Linux
   /// before 5.3. Throws the exceptions of the store.
   static std::unique_ptr<SharedMemory> open(c10d::Store& store, int64_t rank, int64_t world_size, bool wanted,
                                             std::chrono::milliseconds timeout);
@@ -87,7 +87,11 @@ class SharedMemory {
   void add_up(at::ScalarType type, size_t part, size_t begin, size_t bytes, std::span<std::byte* const> targets) const;
   template <class T>
   void add_up(size_t part, size_t begin, size_t bytes, std::span<std::byte* const> targets) const;
-  void await(const std::atomic<uint32_t>& counter, uint32_t least, size_t rank, Clock::time_point deadline) const;
+  using Counter = std::atomic<uint32_t> RankMemory::Head::*;
+  using Meeting = RankMemory::Meeting RankMemory::Head::*;
+  void meet(Counter own, Meeting meeting, uint32_t exchange) const;
+  void await(Counter each, Meeting meeting, uint32_t exchange, Clock::time_point deadline) const;
+  bool all_reached(Counter each, uint32_t exchange) const;
 
   const std::vector<std::shared_ptr<RankMemory>> ranks_;
   const size_t rank_;

@@ -39,16 +39,22 @@ void swap_bytes(char* bytes, size_t count, size_t element) {
   for (size_t i = 0; i + element <= count; i += element) std::reverse(bytes + i, bytes + i + element);
 }
 
-/// Converts a storage's values to this machine's representation.
-void convert(at::Tensor& storage, const detail::TorchDtype* dtype, bool is_big_endian) {
+/// Converts values of a storage to this machine's representation.
+void convert(char* bytes, size_t count, const detail::TorchDtype* dtype, bool is_big_endian) {
   if (!dtype) return;
-  auto* bytes = static_cast<char*>(storage.mutable_data_ptr());
-  const size_t count = storage.nbytes();
   // A complex number consists of two numbers, swapped separately.
   const size_t element = c10::elementSize(dtype->type) / (c10::isComplexType(dtype->type) ? 2 : 1);
   if (is_big_endian) swap_bytes(bytes, count, element);
   // A bool with a byte other than 0 and 1 would be undefined behaviour.
   if (dtype->type == at::kBool) std::transform(bytes, bytes + count, bytes, [](char b) { return b != 0; });
+}
+
+absl::Status check_crc(const std::string& path, const detail::StoragePlace& place, uint32_t crc) {
+  if (!place.crc || crc == *place.crc) return absl::OkStatus();
+  Error error = torch_error(path, "weights.digest", place.name, "is damaged: its CRC differs");
+  error.got = fmt::format("{:08x}", crc);
+  error.expected = fmt::format("{:08x}", *place.crc);
+  return to_status(error, absl::StatusCode::kDataLoss);
 }
 
 }  // namespace
@@ -125,17 +131,47 @@ absl::StatusOr<at::Tensor> TorchFile::read_storage(int64_t storage) const {
   const auto size = static_cast<size_t>(place.bytes);
   if (auto status = contents_->file.read_at(place.offset, bytes.mutable_data_ptr(), size); !status.ok())
     return reclassify(status, ExitCode::kWeights, "weights.file");
-  if (place.crc) {
-    const uint32_t crc = detail::crc32(0, bytes.const_data_ptr(), size);
-    if (crc != *place.crc) {
-      Error error = torch_error(path(), "weights.digest", place.name, "is damaged: its CRC differs");
-      error.got = fmt::format("{:08x}", crc);
-      error.expected = fmt::format("{:08x}", *place.crc);
-      return to_status(error, absl::StatusCode::kDataLoss);
-    }
-  }
-  convert(bytes, place.dtype, contents_->layout.is_big_endian);
+  TRAINKIT_RETURN_IF_ERROR(check_crc(path(), place, place.crc ? detail::crc32(0, bytes.const_data_ptr(), size) : 0));
+  convert(static_cast<char*>(bytes.mutable_data_ptr()), size, place.dtype, contents_->layout.is_big_endian);
   return bytes;
+}
+
+/// Verifies the CRC of a storage, read in pieces of the size of `buffer`.
+absl::Status TorchFile::verify_storage(int64_t storage, const at::Tensor& buffer) const {
+  const detail::StoragePlace& place = contents_->layout.storages[static_cast<size_t>(storage)];
+  if (!place.crc) return absl::OkStatus();
+  uint32_t crc = 0;
+  for (int64_t at = 0; at < place.bytes; at += buffer.numel()) {
+    const auto size = static_cast<size_t>(std::min(buffer.numel(), place.bytes - at));
+    const absl::Status status = contents_->file.read_at(place.offset + at, buffer.mutable_data_ptr(), size);
+    if (!status.ok()) return reclassify(status, ExitCode::kWeights, "weights.file");
+    crc = detail::crc32(crc, buffer.const_data_ptr(), size);
+  }
+  return check_crc(path(), place, crc);
+}
+
+/// Whether the values of a tensor are consecutive in the file, in row-major order.
+bool TorchFile::is_plain(size_t index) const {
+  // The bytes of big-endian values are swapped by elements of the storage, which a piece may divide.
+  if (contents_->layout.is_computed(index) || contents_->layout.is_big_endian) return false;
+  const TorchEntry& entry = entries()[index];
+  int64_t stride = 1;
+  for (size_t i = entry.shape.size(); i-- > 0;) {
+    if (entry.shape[i] != 1 && entry.strides[i] != stride) return entry.bytes == 0;
+    stride *= std::max<int64_t>(entry.shape[i], 1);
+  }
+  return true;
+}
+
+/// Reads bytes of a plain tensor from `offset` within it, without verifying the CRC.
+absl::Status TorchFile::read_values(const TorchEntry& entry, int64_t offset, void* data, size_t bytes) const {
+  const detail::StoragePlace& place = contents_->layout.storages[static_cast<size_t>(entry.storage)];
+  const auto element = static_cast<int64_t>(c10::elementSize(detail::find_torch_dtype(entry.dtype)->type));
+  const int64_t at = place.offset + entry.storage_offset * element + offset;
+  if (auto status = contents_->file.read_at(at, data, bytes); !status.ok())
+    return reclassify(status, ExitCode::kWeights, "weights.file");
+  convert(static_cast<char*>(data), bytes, place.dtype, contents_->layout.is_big_endian);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<at::Tensor> TorchFile::make_tensor(const TorchEntry& entry, const at::Tensor& storage) const {
@@ -180,13 +216,15 @@ NamedTensorsOr TorchFile::tensors(std::string_view prefix) const {
     TRAINKIT_ASSIGN_OR_RETURN(at::Tensor tensor, make_tensor(entry, at->second));
     all.emplace_back(entry.name.substr(start.size()), std::move(tensor));
   }
-  if (all.empty() && !prefix.empty()) {
-    Error error = torch_error(path(), "weights.prefix", std::string(prefix), "holds no tensor");
-    if (const std::string near = nearest_name(prefix, contents_->layout.containers); !near.empty())
-      error.hint = "did you mean '" + near + "'?";
-    return to_status(error, absl::StatusCode::kNotFound);
-  }
+  if (all.empty() && !prefix.empty()) return no_tensor_below(prefix);
   return all;
+}
+
+absl::Status TorchFile::no_tensor_below(std::string_view prefix) const {
+  Error error = torch_error(path(), "weights.prefix", std::string(prefix), "holds no tensor");
+  if (const std::string near = nearest_name(prefix, contents_->layout.containers); !near.empty())
+    error.hint = "did you mean '" + near + "'?";
+  return to_status(error, absl::StatusCode::kNotFound);
 }
 
 }  // namespace trainkit

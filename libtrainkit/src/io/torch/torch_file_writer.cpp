@@ -24,12 +24,14 @@ namespace {
 
 using detail::TorchDtype;
 
-absl::Status refuse_tensor(const std::string& name, std::string problem, std::string got = {}) {
+absl::Status refuse_tensor(const std::string& name, std::string problem, std::string got = {},
+                           std::string expected = {}) {
   return to_status({.exit_code = ExitCode::kBug,
                     .id = "weights.write",
                     .field = name,
                     .problem = std::move(problem),
-                    .got = std::move(got)},
+                    .got = std::move(got),
+                    .expected = std::move(expected)},
                    absl::StatusCode::kInvalidArgument);
 }
 
@@ -225,13 +227,15 @@ void pickle_value(Pickler& pickler, const TorchValue& value, const std::vector<s
 /// Reads the pickle as TorchFile does, so that every file that is written can be read.
 absl::Status check_readable(const std::string& pickled) {
   if (pickled.size() > detail::kMaxPickleBytes)
-    return refuse_tensor({}, "these are too many tensors for a PyTorch file");
+    return refuse_tensor({}, "these are too many tensors for a PyTorch file",
+                         fmt::format("{} bytes of names and sizes", pickled.size()),
+                         fmt::format("at most {}", detail::kMaxPickleBytes));
   detail::PickleInput input(pickled, "");
   detail::Unpickler unpickler(input);
   const auto root = unpickler.load();
   const absl::Status status = root.ok() ? detail::name_values(unpickler, *root, "").status() : root.status();
   const auto error = error_of(status);
-  return error ? refuse_tensor(error->field, error->problem, error->got) : status;
+  return error ? refuse_tensor(error->field, error->problem, error->got, error->expected) : status;
 }
 
 /// Writes the archive: the pickle, then each storage once.

@@ -238,7 +238,7 @@ absl::Status Unpickler::push_text(Kind kind, int length_bytes) {
 absl::Status Unpickler::run_container(uint8_t opcode) {
   switch (opcode) {
     case kMark:
-      if (marks_.size() == kMaxValues) return refuse("too many marks");
+      if (marks_.size() == kMaxValues) return refuse("too many marks", "", fmt::format("at most {}", kMaxValues));
       marks_.push_back(stack_.size());
       return absl::OkStatus();
     case kPop:
@@ -304,8 +304,8 @@ absl::Status Unpickler::add_items(Kind kind, size_t from) {
 }
 
 absl::Status Unpickler::push(PickleValue value) {
-  if (++values_ > kMaxValues)
-    return refuse("the pickle has too many values", "", fmt::format("at most {}", kMaxValues), kSaveAgain);
+  if (++values_ > max_values(tensors_.size()))
+    return refuse("the pickle has too many values", "", describe_max_values(), kSaveAgain);
   stack_.push_back(value);
   return absl::OkStatus();
 }

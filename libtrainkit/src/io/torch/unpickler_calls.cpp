@@ -243,7 +243,8 @@ absl::Status Unpickler::call_ordered_dict(const PickleValue& arguments) {
       const PickleValue* first = is_list ? lists_[pair.offset].data() : tuple(pair);
       items.insert(items.end(), first, first + 2);
     }
-    if ((values_ += items.size()) > kMaxValues) return refuse("the pickle has too many values");
+    if ((values_ += items.size()) > max_values(tensors_.size()))
+      return refuse("the pickle has too many values", "", describe_max_values());
   }
   return push_list(Kind::kDict, std::move(items));
 }
@@ -299,7 +300,8 @@ absl::StatusOr<uint32_t> Unpickler::add_storage(std::string_view key, const Torc
     return refuse("a storage of more than 2^63 bytes", fmt::format("{} elements", count));
   const auto [at, is_new] = storage_of_key_.try_emplace(std::string(key), static_cast<uint32_t>(storages_.size()));
   if (is_new) {
-    if (storages_.size() == kMaxTensors) return refuse("the pickle has too many storages");
+    if (storages_.size() == kMaxTensors)
+      return refuse("the pickle has too many storages", "", fmt::format("at most {}", kMaxTensors));
     storages_.push_back({.key = std::string(key), .dtype = dtype, .bytes = bytes});
     return at->second;
   }
@@ -332,7 +334,7 @@ absl::Status Unpickler::call_rebuild(int version, const PickleValue& arguments) 
     return refuse("a tensor whose sizes and strides differ in number",
                   fmt::format("{} and {}", tensor.rank, parts[3].size));
   if (tensors_.size() == kMaxTensors || dims_.size() > kMaxDims)
-    return refuse("the pickle has too many tensors", "", fmt::format("{}", kMaxTensors));
+    return refuse("the pickle has too many tensors", "", fmt::format("at most {}", kMaxTensors));
   for (const PickleValue* list : {&parts[2], &parts[3]}) {
     for (uint32_t i = 0; i < tensor.rank; ++i) {
       const PickleValue& dim = tuple(*list)[i];

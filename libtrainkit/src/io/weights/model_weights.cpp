@@ -1,6 +1,7 @@
 #include "io/weights/model_weights.h"
 
 #include <algorithm>
+#include <set>
 
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
@@ -58,17 +59,24 @@ bool is_training_name(std::string_view name) {
 }
 
 absl::StatusOr<ModelWeights> read_model_weights(const WeightFile& file, std::string prefix) {
+  StoredTensors stored;
+  TRAINKIT_ASSIGN_OR_RETURN(ModelWeights weights, list_model_weights(file, stored, std::move(prefix)));
+  TRAINKIT_RETURN_IF_ERROR(stored.read_all(weights.tensors));
+  return weights;
+}
+
+absl::StatusOr<ModelWeights> list_model_weights(const WeightFile& file, StoredTensors& stored, std::string prefix) {
   if (prefix.empty()) {
     TRAINKIT_ASSIGN_OR_RETURN(prefix, file.state_dict_prefix());
   }
-  TRAINKIT_ASSIGN_OR_RETURN(NamedTensors tensors, file.tensors(prefix));
+  TRAINKIT_ASSIGN_OR_RETURN(NamedTensors tensors, stored.list(file, prefix));
   ModelWeights weights{std::move(tensors)};
   if (file.format() == "safetensors") return weights;  // its values are metadata
+  std::set<std::string> left_out;
   const auto leave_out = [&](const std::string& name) {
     const bool is_read = prefix.empty() ? false : name == prefix || name.starts_with(prefix + ".");
-    const std::string first = name.substr(0, name.find('.'));
-    if (is_read || std::find(weights.left_out.begin(), weights.left_out.end(), first) != weights.left_out.end()) return;
-    weights.left_out.push_back(first);
+    std::string first = name.substr(0, name.find('.'));
+    if (!is_read && left_out.insert(first).second) weights.left_out.push_back(std::move(first));
   };
   if (prefix.empty()) {
     std::erase_if(weights.tensors, [&](const auto& named) {

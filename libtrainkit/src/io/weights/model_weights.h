@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "io/weights/stored_tensors.h"
 #include "trainkit/io/safetensors.h"
 #include "trainkit/io/weight_file.h"
 
@@ -28,6 +29,8 @@ struct ModelWeights {
 
 /// Reads the tensors of the container `prefix`; "" is the one of WeightFile::state_dict_prefix().
 absl::StatusOr<ModelWeights> read_model_weights(const WeightFile& file, std::string prefix = {});
+/// Lists the same tensors without reading them; `stored` reads them.
+absl::StatusOr<ModelWeights> list_model_weights(const WeightFile& file, StoredTensors& stored, std::string prefix = {});
 
 /// "w.pt also has epoch, optimizer and 3 more, which were left out"
 std::string describe_left_out(const std::string& path, const std::vector<std::string>& left_out);

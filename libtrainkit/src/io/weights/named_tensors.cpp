@@ -5,7 +5,7 @@
 
 #include <unordered_map>
 
-#include "io/weights/safetensors_header.h"
+#include "io/weights/stored_tensors.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit {
@@ -42,14 +42,13 @@ class Faults {
 
 }  // namespace
 
-absl::Status copy_named_tensors(const NamedTensors& source, const NamedTensors& target, const std::string& where) {
+absl::Status detail::check_named_tensors(const NamedTensors& source, const NamedTensors& target,
+                                         const std::string& where) {
   std::unordered_map<std::string_view, const at::Tensor*> saved;
   for (const auto& [name, tensor] : source) saved.emplace(name, &tensor);
   Faults missing, shape, dtype, unexpected;
-  std::vector<const at::Tensor*> sources;
   for (const auto& [name, tensor] : target) {
     const auto found = saved.extract(name);
-    sources.push_back(found ? found.mapped() : nullptr);
     if (!found) {
       missing.add(name);
     } else if (found.mapped()->sizes() != tensor.sizes()) {
@@ -67,15 +66,20 @@ absl::Status copy_named_tensors(const NamedTensors& source, const NamedTensors& 
   unexpected.report(parts, "unexpected");
   shape.report(parts, "of another shape");
   dtype.report(parts, "of another kind of dtype");
-  if (!parts.empty()) {
-    return to_status({.exit_code = ExitCode::kWeights,
-                      .id = "weights.match",
-                      .where = where,
-                      .problem = "tensors do not match the model: " + fmt::format("{}", fmt::join(parts, "; "))},
-                     absl::StatusCode::kInvalidArgument);
-  }
-  at::NoGradGuard no_grad;
-  for (size_t i = 0; i < target.size(); ++i) target[i].second.copy_(*sources[i]);
+  if (parts.empty()) return absl::OkStatus();
+  return to_status({.exit_code = ExitCode::kWeights,
+                    .id = "weights.match",
+                    .where = where,
+                    .problem = "tensors do not match the model: " + fmt::format("{}", fmt::join(parts, "; "))},
+                   absl::StatusCode::kInvalidArgument);
+}
+
+absl::Status copy_named_tensors(const NamedTensors& source, const NamedTensors& target, const std::string& where) {
+  TRAINKIT_RETURN_IF_ERROR(detail::check_named_tensors(source, target, where));
+  std::unordered_map<std::string_view, const at::Tensor*> saved;
+  for (const auto& [name, tensor] : source) saved.emplace(name, &tensor);
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, tensor] : target) tensor.copy_(*saved.at(name));
   return absl::OkStatus();
 }
 

@@ -115,12 +115,19 @@ absl::StatusOr<at::Tensor> SafetensorsFile::read(const SafetensorsEntry& entry) 
     return to_status(error, absl::StatusCode::kUnimplemented);
   }
   const auto size = static_cast<size_t>(entry.end - entry.begin);
-  if (auto status = file_->read_at(data_begin_ + entry.begin, tensor.data_ptr(), size); !status.ok()) {
-    return reclassify(status, ExitCode::kWeights, "weights.file");
-  }
-  // A bool with a byte other than 0 and 1 would be undefined behaviour.
-  if (*scalar_type == at::kBool) tensor = tensor.view(at::kByte).ne(0);
+  TRAINKIT_RETURN_IF_ERROR(read_bytes(entry, 0, tensor.data_ptr(), size));
   return tensor;
+}
+
+/// Reads bytes of a tensor from `offset` within it.
+absl::Status SafetensorsFile::read_bytes(const SafetensorsEntry& entry, int64_t offset, void* data,
+                                         size_t bytes) const {
+  const absl::Status status = file_->read_at(data_begin_ + entry.begin + offset, data, bytes);
+  if (!status.ok()) return reclassify(status, ExitCode::kWeights, "weights.file");
+  auto* values = static_cast<char*>(data);
+  // A bool with a byte other than 0 and 1 would be undefined behaviour.
+  if (entry.dtype == "BOOL") std::transform(values, values + bytes, values, [](char b) { return b != 0; });
+  return absl::OkStatus();
 }
 
 }  // namespace trainkit

@@ -162,7 +162,12 @@ NamedTensorsOr WeightFile::tensors(std::string_view prefix) const {
       some.emplace_back(entry.name.substr(start.size()), std::move(tensor));
     }
   }
-  if (!some.empty() || prefix.empty()) return some;
+  return some.empty() && !prefix.empty() ? NamedTensorsOr(no_tensor_below(prefix)) : NamedTensorsOr(std::move(some));
+}
+
+absl::Status WeightFile::no_tensor_below(std::string_view prefix) const {
+  const auto* torch = parts_.size() == 1 ? std::get_if<TorchFile>(&parts_.front()) : nullptr;
+  if (torch) return torch->no_tensor_below(prefix);
   return to_status({.exit_code = ExitCode::kWeights,
                     .id = "weights.prefix",
                     .where = path(),

@@ -24,8 +24,9 @@ constexpr char kTorchName[] = "pytorch_model.bin";
 constexpr std::string_view kBodyPrefix = "transformer.";
 
 /// Returns the weights of the model without its head, under the model's parameter names.
-absl::StatusOr<NamedTensors> body_tensors(const WeightFile& file) {
-  TRAINKIT_ASSIGN_OR_RETURN(detail::ModelWeights read, detail::read_model_weights(file));
+absl::StatusOr<NamedTensors> body_tensors(const WeightFile& file, detail::StoredTensors& stored) {
+  TRAINKIT_ASSIGN_OR_RETURN(detail::ModelWeights read, detail::list_model_weights(file, stored));
+  TRAINKIT_RETURN_IF_ERROR(stored.verify(read.tensors));
   detail::strip_wrappers(read, [](const std::string& name) {
     return name.starts_with(kBodyPrefix) || name == "wte.weight" || name.starts_with("h.");
   });
@@ -148,10 +149,11 @@ absl::StatusOr<GPT2Model> load_gpt2(const std::string& folder, const Fs& fs) {
   TRAINKIT_ASSIGN_OR_RETURN(const GPT2Config config, parse_gpt2_config(text, config_path));
   TRAINKIT_ASSIGN_OR_RETURN(const std::string path, weight_path(folder, fs));
   TRAINKIT_ASSIGN_OR_RETURN(const WeightFile file, WeightFile::open(path, fs));
-  TRAINKIT_ASSIGN_OR_RETURN(const NamedTensors weights, body_tensors(file));
+  detail::StoredTensors stored;
+  TRAINKIT_ASSIGN_OR_RETURN(const NamedTensors weights, body_tensors(file, stored));
   TRAINKIT_RETURN_IF_ERROR(check_sizes(config, weights, config_path));
   GPT2Model model(config);
-  TRAINKIT_RETURN_IF_ERROR(copy_named_tensors(weights, parameters_of(*model), path));
+  TRAINKIT_RETURN_IF_ERROR(stored.copy_all(weights, parameters_of(*model), path));
   model->eval();
   return model;
 }

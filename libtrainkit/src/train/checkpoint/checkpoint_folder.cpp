@@ -134,7 +134,7 @@ absl::StatusOr<StateDict> read_state(const Directory& checkpoint) {
 
 namespace {
 
-absl::StatusOr<CheckpointContents> read_step(const Directory& folder, int64_t step) {
+absl::StatusOr<CheckpointContents> read_step(const Directory& folder, int64_t step, StoredTensors* stored) {
   TRAINKIT_RETURN_IF_ERROR(verify_step(folder, step));
   const auto checkpoint = folder.open_directory(step_name(step));
   if (!checkpoint.ok()) return as_weights(checkpoint.status());
@@ -142,6 +142,7 @@ absl::StatusOr<CheckpointContents> read_step(const Directory& folder, int64_t st
     auto file = checkpoint->open_file(name);
     if (!file.ok()) return as_weights(file.status());
     TRAINKIT_ASSIGN_OR_RETURN(const auto weights, SafetensorsFile::open(std::move(*file)));
+    if (stored) return stored->list(weights);
     return weights.tensors();
   };
   CheckpointContents contents;
@@ -153,14 +154,20 @@ absl::StatusOr<CheckpointContents> read_step(const Directory& folder, int64_t st
 
 }  // namespace
 
-absl::StatusOr<CheckpointContents> load_step(const Directory& folder, int64_t step) {
+absl::StatusOr<CheckpointContents> load_step(const Directory& folder, int64_t step, StoredTensors* stored) {
   const auto type = folder.type_of(step_name(step));
   if (absl::IsNotFound(type.status())) {
     return to_status(checkpoint_error("ckpt.none", folder.path() + "/" + step_name(step), "no such checkpoint"),
                      absl::StatusCode::kNotFound);
   }
-  auto contents = read_step(folder, step);
+  auto contents = read_step(folder, step, stored);
   return contents.ok() ? std::move(contents) : with_hint(folder, step, contents.status());
+}
+
+absl::StatusOr<CheckpointContents> list_checkpoint(const CheckpointPath& checkpoint, StoredTensors& stored) {
+  const auto folder = Fs::posix().open_directory(checkpoint.folder);
+  if (!folder.ok()) return as_weights(folder.status());
+  return load_step(*folder, checkpoint.step, &stored);
 }
 
 }  // namespace trainkit::detail

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "io/weights/stored_tensors.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/state_dict.h"
 #include "trainkit/train/checkpoint.h"
@@ -49,7 +50,9 @@ absl::Status with_hint(const Directory& folder, int64_t step, const absl::Status
 absl::StatusOr<int64_t> latest_step(const Directory& folder);
 /// Reads state.json of one checkpoint's folder.
 absl::StatusOr<StateDict> read_state(const Directory& checkpoint);
-/// Verifies and reads a checkpoint.
-absl::StatusOr<CheckpointContents> load_step(const Directory& folder, int64_t step);
+/// Verifies and reads a checkpoint. With `stored` its tensors are only listed; `stored` reads them.
+absl::StatusOr<CheckpointContents> load_step(const Directory& folder, int64_t step, StoredTensors* stored = nullptr);
+/// load_checkpoint() that only lists the tensors; `stored` reads them.
+absl::StatusOr<CheckpointContents> list_checkpoint(const CheckpointPath& checkpoint, StoredTensors& stored);
 
 }  // namespace trainkit::detail

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -84,17 +85,43 @@ absl::Status refuse_weights(const std::string& path, const std::string& name, st
                    absl::StatusCode::kInvalidArgument);
 }
 
-/// Counts the infinities and NaN of a tensor of floating-point numbers, or with `only_nan` the NaN.
-int64_t count_nonfinite(const at::Tensor& tensor, bool only_nan) {
-  const at::Tensor values =
-      tensor.element_size() == 1 ? tensor.to(at::kFloat) : tensor;  // 8-bit floats have no operations
-  return (only_nan ? values.isnan() : values.isfinite().logical_not()).sum().item<int64_t>();
+/// Counts the values whose bits of the exponent, `exponent`, are all set: infinities and NaN. With `only_nan` those
+/// with a fraction.
+template <class Bits>
+int64_t count_set_exponents(const at::Tensor& values, Bits exponent, bool only_nan) {
+  const auto* bits = static_cast<const Bits*>(values.const_data_ptr());
+  constexpr auto kMagnitude = static_cast<Bits>(std::numeric_limits<Bits>::max() >> 1);  // without the sign
+  const auto most = static_cast<Bits>(only_nan ? exponent : exponent - 1);
+  int64_t count = 0;
+  for (int64_t i = 0; i < values.numel(); ++i) count += static_cast<Bits>(bits[i] & kMagnitude) > most;
+  return count;
+}
+
+/// Counts the infinities and NaN of a vector of floating-point numbers, or with `only_nan` the NaN.
+int64_t count_nonfinite(const at::Tensor& values, bool only_nan) {
+  switch (values.scalar_type()) {
+    case at::kFloat:
+      return count_set_exponents<uint32_t>(values, 0x7f800000, only_nan);
+    case at::kDouble:
+      return count_set_exponents<uint64_t>(values, 0x7ff0000000000000, only_nan);
+    case at::kBFloat16:
+      return count_set_exponents<uint16_t>(values, 0x7f80, only_nan);
+    case at::kHalf:
+      return count_set_exponents<uint16_t>(values, 0x7c00, only_nan);
+    default:  // 8-bit floats
+      return count_nonfinite(values.to(at::kFloat), only_nan);
+  }
+}
+
+/// Whether a finite number of type `from` may be infinite as `to`.
+bool may_overflow(at::ScalarType from, at::ScalarType to) {
+  return from != to && to != at::kDouble && (to != at::kFloat || from == at::kDouble);
 }
 
 /// Returns an error that names the first tensor with non-finite values, or with values that the dtype in the model
-/// cannot hold. Buffers may contain infinity, since masks do. Converts one tensor at a time.
-absl::Status check_finite(const NamedTensors& tensors, const NamedTensors& target, const torch::nn::Module& model,
-                          const std::string& path) {
+/// cannot hold. Buffers may contain infinity, since masks do. Reads and converts a piece at a time.
+absl::Status check_finite(const NamedTensors& tensors, detail::StoredTensors& stored, const NamedTensors& target,
+                          const torch::nn::Module& model, const std::string& path) {
   std::set<std::string> parameters;
   for (const auto& item : model.named_parameters()) parameters.insert(item.key());
   const std::unordered_map<std::string, at::Tensor> by_name(target.begin(), target.end());
@@ -103,10 +130,15 @@ absl::Status check_finite(const NamedTensors& tensors, const NamedTensors& targe
     const bool is_buffer = !parameters.contains(name);
     const auto found = by_name.find(name);
     const bool converts = found != by_name.end() && found->second.is_floating_point() &&
-                          found->second.scalar_type() != tensor.scalar_type();
-    int64_t count = count_nonfinite(tensor, is_buffer);
-    const bool overflows = count == 0 && converts;
-    if (overflows) count = count_nonfinite(tensor.to(found->second.scalar_type()), is_buffer);
+                          may_overflow(tensor.scalar_type(), found->second.scalar_type());
+    int64_t count = 0, converted = 0;
+    TRAINKIT_RETURN_IF_ERROR(stored.for_each_piece(tensor, [&](const at::Tensor& piece, int64_t) {
+      count += count_nonfinite(piece, is_buffer);
+      if (converts) converted += count_nonfinite(piece.to(found->second.scalar_type()), is_buffer);
+      return absl::OkStatus();
+    }));
+    const bool overflows = count == 0 && converted > 0;
+    if (overflows) count = converted;
     if (count == 0) continue;
     return to_status({.exit_code = ExitCode::kWeights,
                       .id = "weights.nonfinite",
@@ -184,7 +216,9 @@ absl::Status load_named_tensors(torch::nn::Module& model, const NamedTensors& te
 absl::StatusOr<LoadedWeights> load_weights(torch::nn::Module& model, const std::string& path,
                                            const LoadWeightsOptions& options, const Fs& fs) {
   TRAINKIT_ASSIGN_OR_RETURN(const WeightFile file, WeightFile::open(path, fs));
-  TRAINKIT_ASSIGN_OR_RETURN(detail::ModelWeights read, detail::read_model_weights(file, options.prefix));
+  detail::StoredTensors stored;
+  TRAINKIT_ASSIGN_OR_RETURN(detail::ModelWeights read, detail::list_model_weights(file, stored, options.prefix));
+  TRAINKIT_RETURN_IF_ERROR(stored.verify(read.tensors));
   NamedTensors target = named_tensors(model);
   detail::strip_wrappers(read, is_name_in(model, target));
   NamedTensors& source = read.tensors;
@@ -194,7 +228,10 @@ absl::StatusOr<LoadedWeights> load_weights(torch::nn::Module& model, const std::
     return refuse_weights(path, *unused, "matches no tensor of the file or the model, so that it cannot be skipped");
   }
   add_batch_counts(source, target);
-  if (options.adapt) TRAINKIT_RETURN_IF_ERROR(options.adapt(source, target));
+  if (options.adapt) {
+    TRAINKIT_RETURN_IF_ERROR(stored.read_all(source));
+    TRAINKIT_RETURN_IF_ERROR(options.adapt(source, target));
+  }
   std::set<std::string_view> names;
   for (const auto& named : source) {
     if (!names.insert(named.first).second)
@@ -205,8 +242,8 @@ absl::StatusOr<LoadedWeights> load_weights(torch::nn::Module& model, const std::
     found = keep_common(source, target);
     if (source.empty()) return refuse_weights(path, {}, "no tensor of the file matches the model by name and shape");
   }
-  if (!options.allow_nonfinite) TRAINKIT_RETURN_IF_ERROR(check_finite(source, target, model, path));
-  TRAINKIT_RETURN_IF_ERROR(copy_named_tensors(source, target, path));
+  if (!options.allow_nonfinite) TRAINKIT_RETURN_IF_ERROR(check_finite(source, stored, target, model, path));
+  TRAINKIT_RETURN_IF_ERROR(stored.copy_all(source, target, path));
   found.loaded = static_cast<int64_t>(target.size());
   found.left_out = std::move(read.left_out);
   return found;

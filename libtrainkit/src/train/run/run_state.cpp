@@ -14,11 +14,14 @@
 #include <functional>
 #include <map>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <variant>
 
 #include "distributed/group/gather_bytes.h"
+#include "io/weights/stored_tensors.h"
 #include "optim/optimizer_parts.h"
+#include "train/checkpoint/checkpoint_folder.h"
 #include "train/checkpoint/checkpoint_state.h"
 #include "train/checkpoint/generators.h"
 #include "train/divided/sharded_state.h"
@@ -110,19 +113,20 @@ absl::Status check_shape(const RunShape& saved, const RunShape& now) {
 
 /// Replaces the weights in `model` by the averages, and adds the weights to `others` under "live.".
 void put_averages(const NamedTensors& averages, NamedTensors& model, NamedTensors& others) {
+  std::unordered_map<std::string_view, at::Tensor*> weights;
+  for (auto& [name, tensor] : model) weights.emplace(name, &tensor);
   for (const auto& [name, average] : averages) {
-    const auto is_named = [&name = name](const auto& tensor) { return tensor.first == name; };
-    const auto weight = std::find_if(model.begin(), model.end(), is_named);
-    TORCH_CHECK(weight != model.end(), "parameter '", name, "' of the optimizer is not in the model");
-    others.emplace_back(detail::live_name(name), std::exchange(weight->second, average));
+    const auto weight = weights.find(name);
+    TORCH_CHECK(weight != weights.end(), "parameter '", name, "' of the optimizer is not in the model");
+    others.emplace_back(detail::live_name(name), std::exchange(*weight->second, average));
   }
 }
 
 /// Loads the averages and the weights, see Note [Averages in a checkpoint]. `live` are the trained weights.
 absl::Status load_weights_and_averages(const NamedTensors& saved, const std::map<std::string, at::Tensor>& live,
-                                       const std::string& path, const RunParts& parts) {
+                                       detail::StoredTensors& stored, const std::string& path, const RunParts& parts) {
   torch::nn::Module& module = *parts.devices.module();
-  TRAINKIT_RETURN_IF_ERROR(load_named_tensors(module, saved, path));
+  TRAINKIT_RETURN_IF_ERROR(stored.copy_all(saved, named_tensors(module), path));
   const at::NoGradGuard no_grad;
   std::map<std::string, at::Tensor> weights;
   for (const auto& [name, tensor] : named_tensors(module)) weights[name] = tensor;
@@ -137,7 +141,7 @@ absl::Status load_weights_and_averages(const NamedTensors& saved, const std::map
   for (auto& [name, tensor] : trained) {
     if (const auto found = live.find(name); found != live.end()) tensor = found->second;
   }
-  return load_named_tensors(module, trained, path);
+  return stored.copy_all(trained, named_tensors(module), path);
 }
 
 /// Sets the initial learning rate after a checkpoint without one was loaded. `own` is the rate of the flags: a lower
@@ -187,8 +191,11 @@ absl::Status load_sections(const StateDict& state, const RunParts& parts, bool r
   return absl::OkStatus();
 }
 
-/// Loads weights, optimizer, schedule and scaler.
-absl::Status load_model(const CheckpointContents& contents, const CheckpointPath& found, const RunParts& parts) {
+/// Loads weights, optimizer, schedule and scaler. Reads the tensors of `contents`, which `stored` has listed, where
+/// they are copied. Only copies with parts of the optimizer's state need all of it in memory.
+absl::Status load_model(CheckpointContents& contents, detail::StoredTensors& stored, const CheckpointPath& found,
+                        const RunParts& parts) {
+  if (!parts.copies.empty()) TRAINKIT_RETURN_IF_ERROR(stored.read_all(contents.optimizer));
   StateDict optimizer = sub_state(contents.state, "optimizer");
   std::map<std::string, at::Tensor> live;
   for (const auto& [name, tensor] : contents.optimizer) {
@@ -197,15 +204,22 @@ absl::Status load_model(const CheckpointContents& contents, const CheckpointPath
     else
       optimizer[name] = tensor;
   }
-  TRAINKIT_RETURN_IF_ERROR(load_weights_and_averages(contents.model, live, found.path() + "/model.safetensors", parts));
+  TRAINKIT_RETURN_IF_ERROR(
+      load_weights_and_averages(contents.model, live, stored, found.path() + "/model.safetensors", parts));
   for (const detail::ShardedCopy& copy : parts.copies) {
     TRAINKIT_RETURN_IF_ERROR(
         copy.optimizer->load_state_dict(detail::parts_of_state(optimizer, *copy.optimizer, *copy.shards)));
   }
   const double own_lr = parts.optimizer.initial_lr();
-  if (parts.copies.empty()) TRAINKIT_RETURN_IF_ERROR(parts.optimizer.load_state_dict(optimizer));
+  const bool has_initial_lr = optimizer.contains("initial_lr");
+  if (parts.copies.empty()) {
+    TRAINKIT_RETURN_IF_ERROR(detail::OptimizerParts::load(
+        parts.optimizer, std::move(optimizer),
+        {.read = [&](const at::Tensor& tensor) { return stored.read(tensor); },
+         .copy = [&](const at::Tensor& from, const at::Tensor& to) { return stored.copy(from, to); }}));
+  }
   TRAINKIT_RETURN_IF_ERROR(load_sections(contents.state, parts, /*rolls_back=*/true));
-  if (!optimizer.contains("initial_lr")) set_initial_lr_of_older(parts, own_lr);
+  if (!has_initial_lr) set_initial_lr_of_older(parts, own_lr);
   return absl::OkStatus();
 }
 
@@ -279,9 +293,10 @@ absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunP
 
 absl::Status roll_back_run(const std::string& output_dir, const RunParts& parts, RunProgress& progress) {
   TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath found, resolve_checkpoint("latest", output_dir));
-  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointContents contents, load_checkpoint(found));
+  detail::StoredTensors stored;
+  TRAINKIT_ASSIGN_OR_RETURN(CheckpointContents contents, detail::list_checkpoint(found, stored));
   TRAINKIT_ASSIGN_OR_RETURN(RunProgress loaded, load_progress(contents, found));
-  TRAINKIT_RETURN_IF_ERROR(load_model(contents, found, parts));
+  TRAINKIT_RETURN_IF_ERROR(load_model(contents, stored, found, parts));
   loaded.rows = progress.rows;
   progress = std::move(loaded);
   return absl::OkStatus();
@@ -298,10 +313,11 @@ absl::Status roll_back_run(const std::string& output_dir, const RunParts& parts,
 absl::StatusOr<std::string> resume_run(const std::string& spec, const std::string& output_dir, const RunParts& parts,
                                        const RunShape& shape, RunProgress& progress) {
   TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath found, resolve_checkpoint(spec, output_dir));
-  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointContents contents, load_checkpoint(found));
+  detail::StoredTensors stored;
+  TRAINKIT_ASSIGN_OR_RETURN(CheckpointContents contents, detail::list_checkpoint(found, stored));
   TRAINKIT_RETURN_IF_ERROR(check_shape(saved_shape(contents.state), shape));
   TRAINKIT_ASSIGN_OR_RETURN(RunProgress loaded, load_progress(contents, found));
-  TRAINKIT_RETURN_IF_ERROR(load_model(contents, found, parts));
+  TRAINKIT_RETURN_IF_ERROR(load_model(contents, stored, found, parts));
   TRAINKIT_RETURN_IF_ERROR(load_sections(contents.state, parts, /*rolls_back=*/false));
   const int64_t rank = parts.devices.process_group() ? parts.devices.process_group()->rank() : 0;
   const int64_t ranks = parts.devices.process_group() ? parts.devices.process_group()->world_size() : 1;

@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""Measures how costs grow with the size of the work, and fails where they grow faster.
+
+    bench/growth/run.py [--build DIR] [--publish] [--counts] [ROW...]
+
+Runs each row of build/bin/growth_rows at its sizes, by processor time and peak memory above that before the work. Fits
+the exponent of the time (1: twice the work takes twice the time) and fails above the bound of the row, 1.15 unless it
+has another, or if the memory of a size is above the row's bound. Prints the values of bench/growth.json, the last
+published ones, next to the new ones; --publish replaces them.
+
+--counts checks bytes alone, memory and reads from files, at small sizes: a test without times.
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Without it a small time is mostly the noise of the machine.
+LEAST_SECONDS = 0.01
+
+
+class Row:
+    """sizes: a factor 8 apart. memory: bound of the peak in MB at a size. reads: bound of the MB read from files, for
+    --counts. exponent: bound of the time's."""
+
+    def __init__(self, sizes, unit, memory, reads, exponent=1.15, small=None):
+        self.sizes, self.unit, self.memory, self.reads, self.exponent = sizes, unit, memory, reads, exponent
+        self.small = small or [sizes[0], sizes[1]]
+
+
+ROWS = {
+    # Reads the file twice: to check its values, and to copy them.
+    "weights": Row([32, 256, 2048], "MiB", lambda n: 24, lambda n: 2.1 * n + 1, small=[32, 64]),
+    "state": Row([1_000, 8_000, 64_000], "tensors", lambda n: 10 + 0.004 * n, lambda n: 1 + 0.001 * n),
+    # Maps of long names: n log n, and from some thousand names on they are not in the caches.
+    "optimizer": Row([1_000, 8_000, 64_000], "parameters", lambda n: 20 + 0.006 * n, lambda n: 1 + 0.003 * n,
+                     exponent=1.3, small=[1_000, 4_000]),
+    # Reads the end of metrics.jsonl alone.
+    "resume": Row([15_625, 125_000, 1_000_000], "records", lambda n: 20, lambda n: 18, exponent=0.5),
+    "report": Row([15_625, 125_000, 1_000_000], "records", lambda n: 100, lambda n: 2 + 0.0005 * n),
+    "watch": Row([15_625, 125_000, 1_000_000], "records", lambda n: 100, lambda n: 1, exponent=0.5),
+    # For one rank: at 32 ranks at most twice the cost at 8.
+    "ranks": Row([2, 8, 32], "ranks", lambda n: 100 + 40 * n, lambda n: 1, exponent=0.5, small=[2, 8]),
+}
+
+
+def measure(program, name, size):
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run([program, name, str(size), folder], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"growth: {name} {size}: {done.stderr.strip()[-500:]}")
+    return json.loads(done.stdout)
+
+
+def exponent(sizes, seconds):
+    """The slope of the logarithm of the time from the first size to the last."""
+    first, last = (max(value, LEAST_SECONDS) for value in (seconds[0], seconds[-1]))
+    return math.log(last / first) / math.log(sizes[-1] / sizes[0])
+
+
+def problems_of(name, row, sizes, values, counts):
+    problems = []
+    for size, value in zip(sizes, values):
+        if value["peak_mb"] > row.memory(size):
+            problems.append(f"{name}: {value['peak_mb']:.0f} MB at {size} {row.unit}, at most {row.memory(size):.0f}")
+        if counts and value["read_mb"] > row.reads(size):
+            problems.append(f"{name}: read {value['read_mb']:.1f} MB at {size} {row.unit}, at most {row.reads(size):.1f}")
+    slope = exponent(sizes, [value["seconds"] for value in values])
+    if not counts and slope > row.exponent:
+        problems.append(f"{name}: the time grows with the power {slope:.2f}, at most {row.exponent}")
+    return problems
+
+
+def line_of(name, row, sizes, values, published):
+    seconds = [value["seconds"] for value in values]
+    before = published.get(name, {}).get("seconds")
+    was = "" if not before else "  was " + ", ".join(f"{value:.3g}" for value in before) + " s"
+    return (f"{name:10} {', '.join(f'{size:,}' for size in sizes)} {row.unit}: "
+            f"{', '.join(f'{value:.3g}' for value in seconds)} s; "
+            f"{', '.join(format(value['peak_mb'], '.0f') for value in values)} MB; "
+            f"exponent {exponent(sizes, seconds):.2f}{was}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
+    parser.add_argument("--publish", action="store_true")
+    parser.add_argument("--counts", action="store_true")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=", ".join(ROWS))
+    options = parser.parse_args()
+    unknown = sorted(set(options.rows) - set(ROWS))
+    if unknown:
+        parser.error(f"no such row: {', '.join(unknown)}")
+    file = ROOT / "bench/growth.json"
+    published = json.loads(file.read_text()) if file.exists() else {}
+    problems = []
+    for name in options.rows or ROWS:
+        row = ROWS[name]
+        sizes = row.small if options.counts else row.sizes
+        values = [measure(options.build / "bin/growth_rows", name, size) for size in sizes]
+        print(line_of(name, row, sizes, values, {} if options.counts else published), flush=True)
+        problems += problems_of(name, row, sizes, values, options.counts)
+        published[name] = {"sizes": sizes, "seconds": [round(value["seconds"], 4) for value in values],
+                           "peak_mb": [round(value["peak_mb"]) for value in values]}
+    if options.publish and not options.counts:
+        file.write_text(json.dumps(published, indent=1) + "\n")
+    print("".join(f"growth: {problem}\n" for problem in problems), end="", file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
