@@ -10,6 +10,7 @@
 #include "hsi_classification/trained_scene.h"
 #include "trainkit/app/app.h"
 #include "trainkit/app/placement.h"
+#include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/report/result_page.h"
 
@@ -50,7 +51,13 @@ AppInfo HsiApp::info() const {
 }
 
 absl::StatusOr<int> HsiApp::write_demo_data(const std::string& folder, uint64_t seed) {
-  return hsi::write_demo_data(folder, seed);
+  TRAINKIT_RETURN_IF_ERROR(Fs::posix().create_directories(folder).status());
+  TRAINKIT_RETURN_IF_ERROR(write_demo_scene(folder, {.seed = seed}));
+  print_line(
+      fmt::format("wrote {0}/demo.mat and {0}/demo_gt.mat\n"
+                  "try: trainkit-hsi --cube {0}/demo.mat --gt {0}/demo_gt.mat",
+                  folder));
+  return 0;
 }
 
 absl::Status HsiApp::resolve_options(const ConfigParser&, RunOptions&, const MachineInfo&) {
@@ -73,7 +80,7 @@ absl::StatusOr<TrainingTask> HsiApp::open(RunContext& context) {
                       .task = session_->task(split_.train),
                       .test_set = session_->test_rows(split_),
                       .keep_best = true,
-                      .data_digest = session_->scene().digest(),
+                      .data_digest = session_->digest(),
                       .description = session_->describe(split_)};
 }
 

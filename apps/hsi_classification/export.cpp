@@ -17,7 +17,7 @@ namespace {
 absl::StatusOr<OnnxModel> onnx_model(const TrainedRun& run, const HsiOptions& options) {
   TRAINKIT_ASSIGN_OR_RETURN(const std::string stored, run.file(kTrainedSceneFile, "the statistics of its scene"));
   TRAINKIT_ASSIGN_OR_RETURN(const TrainedScene trained, load_trained_scene(stored));
-  const HsiModelOptions sizes = model_options(options, trained.model_bands(), trained.num_classes());
+  const HsiModelOptions sizes = model_options(options, trained.preprocessing.output_bands(), trained.num_classes());
   TRAINKIT_ASSIGN_OR_RETURN(const Predictor predictor, run.load([&] { return create_model(sizes); }));
   const auto network = std::dynamic_pointer_cast<HsiModel>(predictor.model().shared_from_this());
   const auto forward = [network, preprocessing = trained.preprocessing](const std::vector<at::Tensor>& inputs) {

@@ -7,10 +7,8 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cmath>
 
 #include "trainkit/arrays/array_source.h"
-#include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
@@ -99,12 +97,13 @@ absl::StatusOr<SceneFiles> find_in_folder(const SceneOptions& options, const Kno
                    "select one with --scene");
 }
 
-}  // namespace
-
-absl::Status bad_scene(const std::string& where, const std::string& field, const std::string& problem,
-                       const std::string& got, const std::string& expected, const std::string& hint) {
-  return data_error("data.scene", {.file = where, .field = field}, problem, got, expected, hint);
+/// Returns whether all values of `tensor` are finite whole numbers.
+bool has_whole_numbers(const at::Tensor& tensor) {
+  if (!tensor.is_floating_point()) return true;
+  return tensor.isfinite().all().item<bool>() && tensor.trunc().eq(tensor).all().item<bool>();
 }
+
+}  // namespace
 
 absl::Status bad_option(const std::string& flag, const std::string& problem, const std::string& got,
                         const std::string& expected, const std::string& hint) {
@@ -125,11 +124,6 @@ const KnownScene* find_known_scene(std::string_view name) {
     return is_wanted(scene.name) || std::any_of(scene.cube_files.begin(), scene.cube_files.end(), is_wanted);
   });
   return at == scenes.end() ? nullptr : &*at;
-}
-
-bool has_whole_numbers(const at::Tensor& tensor) {
-  if (!tensor.is_floating_point()) return true;
-  return tensor.isfinite().all().item<bool>() && tensor.trunc().eq(tensor).all().item<bool>();
 }
 
 absl::StatusOr<SceneFiles> find_scene_files(const SceneOptions& options) {
@@ -158,18 +152,6 @@ absl::StatusOr<SceneFiles> find_scene_files(const SceneOptions& options) {
   return SceneFiles{options.cube, options.gt, known};
 }
 
-absl::StatusOr<at::Tensor> read_cube(const ArraySource& source, const KnownScene* known, const std::string& key) {
-  TRAINKIT_ASSIGN_OR_RETURN(
-      const std::string name,
-      source.choose({.what = "the cube",
-                     .flag = "--cube_key",
-                     .given = key,
-                     .usual = known ? known->cube_keys : std::vector<std::string>{},
-                     .fits = [](const ArrayInfo& array) { return array.dtype && array.sizes.size() == 3; },
-                     .error_id = "data.scene"}));
-  return source.read(name);
-}
-
 absl::StatusOr<at::Tensor> read_ground_truth(const SceneFiles& files, const std::string& key,
                                              at::IntArrayRef cube_sizes) {
   TRAINKIT_ASSIGN_OR_RETURN(const auto source, ArraySource::open(files.gt));
@@ -196,28 +178,7 @@ absl::StatusOr<at::Tensor> read_ground_truth(const SceneFiles& files, const std:
 
 absl::Status check_file_kind(const std::string& flag, const std::string& path) {
   if (ArraySource::has_usual_name(path)) return absl::OkStatus();
-  return bad_option(flag, "unsupported file type", path, ".mat, .npy, .hdr or .safetensors");
-}
-
-absl::StatusOr<std::vector<double>> read_wavelengths(const ArraySource& cube, int64_t bands) {
-  TRAINKIT_ASSIGN_OR_RETURN(std::vector<double> values, cube.numbers("wavelength"));
-  for (const ArrayInfo& array : cube.arrays()) {
-    const std::string name = lower(array.name);
-    const bool is_named = name == "wavelength" || name == "wavelengths" || name == "wl" || name == "lambda";
-    int64_t count = array.dtype ? 1 : 0;
-    for (const int64_t size : array.sizes) count *= size;
-    if (!is_named || count != bands) continue;
-    TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor read, cube.read(array.name));
-    const at::Tensor numbers = read.to(at::kDouble).flatten().contiguous();
-    values.assign(numbers.const_data_ptr<double>(), numbers.const_data_ptr<double>() + bands);
-    break;
-  }
-  // Zeros and NaN stand for unknown wavelengths.
-  if (std::any_of(values.begin(), values.end(), [](double x) { return !(x > 0 && std::isfinite(x)); })) values.clear();
-  // Hyperspectral sensors see 0.2 to 20 micrometres: smaller numbers are micrometres.
-  const bool in_micrometres = !values.empty() && *std::max_element(values.begin(), values.end()) < 100;
-  for (double& value : values) value *= in_micrometres ? 1000 : 1;
-  return values;
+  return bad_option(flag, "unsupported file type", path, ArraySource::usual_names());
 }
 
 }  // namespace trainkit::hsi

@@ -23,9 +23,6 @@ struct SceneFiles {
 /// Returns the files named in `options`, or those of a known scene in its data_dir.
 absl::StatusOr<SceneFiles> find_scene_files(const SceneOptions& options);
 
-/// Reads the cube with the file's dtype, three dimensions.
-absl::StatusOr<at::Tensor> read_cube(const ArraySource& source, const KnownScene* known, const std::string& key);
-
 /// Reads the ground truth, two dimensions. Among several candidate variables, prefers the one with the cube's height
 /// and width.
 absl::StatusOr<at::Tensor> read_ground_truth(const SceneFiles& files, const std::string& key,
@@ -34,18 +31,7 @@ absl::StatusOr<at::Tensor> read_ground_truth(const SceneFiles& files, const std:
 /// Returns an error (cli.value, exit code 2) unless `path` has an extension that the readers know.
 absl::Status check_file_kind(const std::string& flag, const std::string& path);
 
-/// Returns the wavelength of each band in nanometres: the field "wavelength" of an ENVI header, or the array of that
-/// name (or wavelengths, wl, lambda). Empty if the file has none, or one that is not positive and finite.
-absl::StatusOr<std::vector<double>> read_wavelengths(const ArraySource& cube, int64_t bands);
-
 /// Finds a known scene by its name or that of its file, ignoring case and punctuation; nullptr if there is none.
 const KnownScene* find_known_scene(std::string_view name);
-
-/// Makes an error (data.scene, exit code 4) about `field` of the file or scene `where`.
-absl::Status bad_scene(const std::string& where, const std::string& field, const std::string& problem,
-                       const std::string& got = "", const std::string& expected = "", const std::string& hint = "");
-
-/// Returns whether all values of `tensor` are finite whole numbers.
-bool has_whole_numbers(const at::Tensor& tensor);
 
 }  // namespace trainkit::hsi

@@ -55,6 +55,11 @@ Colour class_colour(int64_t index) {
   return {channel(5), channel(3), channel(1)};
 }
 
+int64_t map_scale(int64_t width) {
+  constexpr int64_t kLeastWidth = 600;
+  return (kLeastWidth + width - 1) / width;
+}
+
 at::Tensor draw_map(const at::Tensor& map, const std::vector<LegendEntry>& legend) {
   TORCH_CHECK_VALUE(map.dim() == 2 && map.scalar_type() == at::kLong && map.is_cpu(),
                     "map: expected (height, width) int64 on the CPU");
@@ -64,8 +69,7 @@ at::Tensor draw_map(const at::Tensor& map, const std::vector<LegendEntry>& legen
   }
   const at::Tensor palette = at::tensor(colours, at::kByte).view({-1, 3});
   const at::Tensor picture = palette.index_select(0, map.flatten()).view({map.size(0), map.size(1), 3});
-  constexpr int64_t kLeastWidth = 600;
-  const int64_t times = (kLeastWidth + map.size(1) - 1) / map.size(1);
+  const int64_t times = map_scale(map.size(1));
   return picture.repeat_interleave(times, 0).repeat_interleave(times, 1);
 }
 

@@ -32,8 +32,11 @@ struct LegendEntry {
 /// Returns the values 0 (unlabelled) and 1..C of maps of these classes.
 std::vector<LegendEntry> legend_of(const std::vector<std::string>& class_names);
 
-/// Draws `map` (height, width) int64 with values 0..n-1 of n entries: each pixel is a square, so that the picture has
-/// at least 600 columns. Returns (rows, columns, 3) uint8.
+/// Returns the side of the square that a pixel of a map becomes, so that the picture has at least 600 columns.
+int64_t map_scale(int64_t width);
+
+/// Draws `map` (height, width) int64 with values 0..n-1 of n entries: each pixel is a square of map_scale(width).
+/// Returns (rows, columns, 3) uint8.
 at::Tensor draw_map(const at::Tensor& map, const std::vector<LegendEntry>& legend);
 
 /// Draws the difference of two maps of classes (height, width) int64 as draw_map does: correct pixels grey, wrong ones

@@ -29,15 +29,15 @@ void add_scene_flags(ConfigParser& parser, HsiOptions& options) {
       {.help = "Known scene in --data_dir (indian_pines, pavia_u, salinas_a, ...); auto: the only scene in the "
                "folder."});
   add("cube", &options.scene.cube,
-      {.help = "Cube of a scene without a name: .mat (5 or 7.3), .npy or ENVI .hdr.",
+      {.help = "Cube of a scene without a name: .npy, .npz, .mat (5 or 7.3), .h5, ENVI .hdr or .safetensors.",
        .path = PathKind::kInput,
        .modes = {modes::kTrain, kPredictMode}});
   add("cube_key", &options.scene.cube_key,
-      {.help = "Variable of the cube in a .mat; required if several are possible.",
+      {.help = "Array of the cube in a file with several (group/name in an .h5); required if several are possible.",
        .modes = {modes::kTrain, kPredictMode}});
   add("gt", &options.scene.gt, {.help = "Ground truth: a whole number for each pixel.", .path = PathKind::kInput});
   add("gt_key", &options.scene.gt_key,
-      {.help = "Variable of the ground truth in a .mat; required if several are possible."});
+      {.help = "Array of the ground truth in a file with several; required if several are possible."});
   add("background_class", &options.background_class,
       {.help = "Label of pixels that have no class. none: every label is a class, 0 too, as in scenes of anomalies.",
        .metavar = "none|N"});

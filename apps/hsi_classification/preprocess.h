@@ -6,7 +6,9 @@
 
 #include <cstdint>
 #include <optional>
-#include <utility>
+
+#include "hsi_classification/cube.h"
+#include "trainkit/core/fs.h"
 
 namespace trainkit::hsi {
 
@@ -17,12 +19,11 @@ struct BandStatistics {
 };
 
 /// Computes the statistics over all pixels of `cube` (height, width, bands), labelled or not, as in the literature: no
-/// label is used, but the spectra of test pixels are. With `pixels` (n) int64, pixel = row * width + column, only over
-/// those.
-BandStatistics band_statistics(const at::Tensor& cube, const at::Tensor& pixels = {});
+/// label is used, but the spectra of test pixels are.
+BandStatistics band_statistics(const at::Tensor& cube);
 
-/// Computes (cube - mean) / std in float64; returns (height, width, bands) float32.
-at::Tensor standardise(const at::Tensor& cube, const BandStatistics& statistics);
+/// Replaces `cube` (height, width, bands) float32 by (cube - mean) / std, computed in float64.
+void standardise(const at::Tensor& cube, const BandStatistics& statistics);
 
 /// Projection onto the principal components.
 struct Pca {
@@ -35,8 +36,8 @@ struct Pca {
 /// in float64. The largest entry of each is positive, so that runs and machines agree.
 Pca fit_pca(const at::Tensor& cube, int64_t k);
 
-/// Projects the cube; returns (height, width, k) float32.
-at::Tensor apply_pca(const at::Tensor& cube, const Pca& pca);
+/// Projects the cube into `out`, (height, width, k) float32.
+void apply_pca(const at::Tensor& cube, const Pca& pca, const at::Tensor& out);
 
 /// Statistics of a training scene, with which every cube of the same bands is prepared for its model.
 struct Preprocessing {
@@ -44,21 +45,37 @@ struct Preprocessing {
   /// Principal components and the statistics of the projected scene; nullopt without PCA.
   std::optional<Pca> pca = std::nullopt;
   BandStatistics components = {};
-};
 
-/// Computes the statistics of `cube`, with `components` principal components (0: no PCA), and prepares it.
-std::pair<Preprocessing, at::Tensor> fit_preprocessing(const at::Tensor& cube, int64_t components);
+  /// Number of values per pixel after it.
+  int64_t output_bands() const { return (pca ? pca->components : bands.mean).size(0); }
+};
 
 /// Prepares spectra (..., bands): standardises, projects and standardises again. Returns (..., bands or k) float32.
 /// Needs float64 copies of all of them.
 at::Tensor prepare_spectra(const at::Tensor& spectra, const Preprocessing& preprocessing);
 
-/// prepare_spectra for a cube, a piece at a time. Returns (height, width, bands or k) float32.
-at::Tensor apply_preprocessing(const at::Tensor& cube, const Preprocessing& preprocessing);
+/// A prepared scene.
+struct PreparedScene {
+  Preprocessing preprocessing;
+  /// (height + 2 radius, width + 2 radius, bands or k) float32, contiguous: see gather_patches.
+  at::Tensor image;
+};
 
-/// Pads `cube` (H, W, B) of any dtype to (H + 2 radius, W + 2 radius, B), so that every pixel has a whole patch.
-/// Mirrors at the outermost pixels without repeating them (numpy.pad's "reflect"). Any radius >= 0: small images are
-/// mirrored repeatedly.
-at::Tensor pad_mirrored(const at::Tensor& cube, int64_t radius);
+/// Prepares a whole cube in the memory of the result, without PCA, and releases the cube. With PCA in that of a cube of
+/// float32 and the result. The statistics are those of `earlier` if it is given, else of the cube, with `components`
+/// principal components (0: no PCA). Updates `digest` with the cube's float32 values. Errors: those of Cube::rows.
+absl::StatusOr<PreparedScene> prepare_scene(Cube& cube, const std::optional<Preprocessing>& earlier, int64_t components,
+                                            int64_t radius, Digest& digest);
+
+/// Prepares the rows [begin, end) of a cube, with borders as in PreparedScene::image: returns
+/// (end - begin + 2 radius, width + 2 radius, bands or k). The values are those of the whole scene. Reads only the rows
+/// that it needs. Errors: those of Cube::rows.
+absl::StatusOr<at::Tensor> prepare_strip(const Cube& cube, const Preprocessing& preprocessing, int64_t radius,
+                                         int64_t begin, int64_t end);
+
+/// Fills the borders of `image` (H + 2 radius, W + 2 radius, B) of any dtype from its inner part, so that every pixel
+/// has a whole patch. Mirrors at the outermost pixels without repeating them (numpy.pad's "reflect"). Any radius >= 0:
+/// small images are mirrored repeatedly.
+void mirror_borders(const at::Tensor& image, int64_t radius);
 
 }  // namespace trainkit::hsi

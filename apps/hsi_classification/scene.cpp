@@ -15,23 +15,12 @@
 namespace trainkit::hsi {
 namespace {
 
-std::string sizes_text(at::IntArrayRef sizes) { return fmt::format("{}", fmt::join(sizes, " x ")); }
-
-absl::Status check_cube_rank(const std::string& path, const at::Tensor& cube) {
-  if (cube.dim() == 3 && cube.numel() > 0) return absl::OkStatus();
-  return bad_scene(path, "cube", cube.dim() == 3 ? "has no pixel" : "wrong number of dimensions",
-                   sizes_text(cube.sizes()), "height x width x bands");
-}
-
-absl::Status check_ranks(const std::string& name, const at::Tensor& cube, const at::Tensor& truth) {
-  for (const auto& [field, tensor, rank] : {std::tuple("cube", &cube, 3), std::tuple("ground truth", &truth, 2)}) {
-    if (tensor->is_complex()) return bad_scene(name, field, "contains complex numbers");
-    if (tensor->dim() != rank) {
-      return bad_scene(name, field, "wrong number of dimensions", sizes_text(tensor->sizes()),
-                       rank == 3 ? "height x width x bands" : "height x width");
-    }
-    if (tensor->numel() == 0) return bad_scene(name, field, "has no pixel", sizes_text(tensor->sizes()));
+absl::Status check_truth_kind(const std::string& name, const at::Tensor& truth) {
+  if (truth.is_complex()) return bad_scene(name, "ground truth", "contains complex numbers");
+  if (truth.dim() != 2) {
+    return bad_scene(name, "ground truth", "wrong number of dimensions", sizes_text(truth.sizes()), "height x width");
   }
+  if (truth.numel() == 0) return bad_scene(name, "ground truth", "has no pixel", sizes_text(truth.sizes()));
   return absl::OkStatus();
 }
 
@@ -40,53 +29,15 @@ at::Tensor squeeze_last_dimension(const at::Tensor& truth) {
   return truth.dim() == 3 && truth.size(2) == 1 ? truth.squeeze(2) : truth;
 }
 
-absl::Status check_sizes(const std::string& name, const at::Tensor& cube, const at::Tensor& truth) {
+absl::Status check_sizes(const std::string& name, const std::vector<int64_t>& cube, const at::Tensor& truth) {
   const int64_t h = truth.size(0), w = truth.size(1);
-  if (cube.size(0) == h && cube.size(1) == w) return absl::OkStatus();
+  if (cube[0] == h && cube[1] == w) return absl::OkStatus();
   std::string hint;
-  if (cube.size(0) == w && cube.size(1) == h) hint = "the ground truth is transposed: swap rows and columns";
-  if (cube.size(1) == h && cube.size(2) == w) hint = "the cube has its bands first: move them to the end";
-  if (cube.size(2) == h && cube.size(1) == w) hint = "the cube is transposed: its bands are in the place of its rows";
+  if (cube[0] == w && cube[1] == h) hint = "the ground truth is transposed: swap rows and columns";
+  if (cube[1] == h && cube[2] == w) hint = "the cube has its bands first: move them to the end";
+  if (cube[2] == h && cube[1] == w) hint = "the cube is transposed: its bands are in the place of its rows";
   return bad_scene(name, "ground truth", "does not have the cube's height and width", sizes_text(truth.sizes()),
-                   fmt::format("{} x {} of a cube of {}", cube.size(0), cube.size(1), sizes_text(cube.sizes())), hint);
-}
-
-/// Returns the position of the first nonzero element of `faults`.
-std::vector<int64_t> first_nonzero(const at::Tensor& faults) {
-  int64_t flat = faults.flatten().to(at::kByte).argmax().item<int64_t>();
-  std::vector<int64_t> position(faults.dim());
-  for (int64_t d = faults.dim(); d-- > 0; flat /= faults.size(d)) position[d] = flat % faults.size(d);
-  return position;
-}
-
-double value_at(const at::Tensor& tensor, const std::vector<int64_t>& position) {
-  at::Tensor at = tensor;
-  for (const int64_t index : position) at = at.select(0, index);
-  return at.item<double>();
-}
-
-/// float32 has 24 significant bits: larger whole numbers may be rounded.
-constexpr int64_t kMostExact = int64_t{1} << 24;
-
-absl::StatusOr<at::Tensor> checked_cube(const std::string& name, const at::Tensor& cube) {
-  const at::Tensor values = cube.to(at::kFloat).contiguous();
-  const at::Tensor finite = values.isfinite();
-  if (!finite.all().item<bool>()) {
-    const auto at = first_nonzero(finite.logical_not());
-    return bad_scene(name, "cube", "a value is not finite",
-                     fmt::format("{} at row {}, column {}, band {}", value_at(cube, at), at[0], at[1], at[2]),
-                     "finite float32 numbers", "positions count from 0");
-  }
-  if (!cube.is_floating_point() && c10::elementSize(cube.scalar_type()) >= 4) {
-    const at::Tensor most = values.abs();
-    if (most.max().item<double>() > static_cast<double>(kMostExact)) {
-      const auto at = first_nonzero(most.gt(static_cast<double>(kMostExact)));
-      return bad_scene(name, "cube", "a whole number is too large for an exact float32",
-                       fmt::format("{:.0f} at row {}, column {}, band {}", value_at(values, at), at[0], at[1], at[2]),
-                       fmt::format("-{} to {}", kMostExact, kMostExact), "divide the values by their scale");
-    }
-  }
-  return values;
+                   fmt::format("{} x {} of a cube of {}", cube[0], cube[1], sizes_text(cube)), hint);
 }
 
 constexpr int64_t kMostClasses = 4096;
@@ -157,22 +108,16 @@ absl::Status set_class_names(Scene& scene, const std::vector<std::string>& names
 
 }  // namespace
 
-std::string Scene::digest() const {
-  Digest digest;
-  digest.update(cube.const_data_ptr(), cube.nbytes());
-  const at::Tensor classes = labels.contiguous();
-  digest.update(classes.const_data_ptr(), classes.nbytes());
-  return digest.hex();
-}
-
-absl::StatusOr<Scene> make_scene(std::string name, const at::Tensor& cube, const at::Tensor& ground_truth,
+absl::StatusOr<Scene> make_scene(std::string name, const Cube& cube, const at::Tensor& ground_truth,
                                  const KnownScene* known, std::optional<int64_t> background) try {
   const at::Tensor truth = squeeze_last_dimension(ground_truth);
-  TRAINKIT_RETURN_IF_ERROR(check_ranks(name, cube, truth));
-  TRAINKIT_RETURN_IF_ERROR(check_sizes(name, cube, truth));
   Scene scene;
+  scene.cube = cube;
+  scene.cube.set_name(name);
   scene.background = background;
-  TRAINKIT_ASSIGN_OR_RETURN(scene.cube, checked_cube(name, cube.cpu()));
+  TRAINKIT_RETURN_IF_ERROR(scene.cube.check_kind());
+  TRAINKIT_RETURN_IF_ERROR(check_truth_kind(name, truth));
+  TRAINKIT_RETURN_IF_ERROR(check_sizes(name, cube.sizes(), truth));
   TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor labels, checked_truth(name, truth.cpu()));
   const auto [values, positions, counts] = at::_unique2(labels, true, true);
   const at::Tensor classes = at::zeros({values.numel()}, at::kLong);  // class of each value; 0 for the background
@@ -193,23 +138,15 @@ absl::StatusOr<Scene> make_scene(std::string name, const at::Tensor& cube, const
 
 absl::StatusOr<Cube> load_cube(const std::string& path, const std::string& key) try {
   TRAINKIT_RETURN_IF_ERROR(check_file_kind("--cube", path));
-  TRAINKIT_ASSIGN_OR_RETURN(const auto source, ArraySource::open(path));
-  TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor cube, read_cube(*source, nullptr, key));
-  if (cube.is_complex()) return bad_scene(path, "cube", "contains complex numbers");
-  TRAINKIT_RETURN_IF_ERROR(check_cube_rank(path, cube));
-  Cube loaded;
-  TRAINKIT_ASSIGN_OR_RETURN(loaded.values, checked_cube(path, cube));
-  TRAINKIT_ASSIGN_OR_RETURN(loaded.wavelengths, read_wavelengths(*source, cube.size(2)));
-  return loaded;
+  return Cube::open(path, key);
 } catch (...) {
   return status_from_current_exception();
 }
 
 absl::StatusOr<Scene> load_scene(const SceneOptions& options) try {
   TRAINKIT_ASSIGN_OR_RETURN(const SceneFiles files, find_scene_files(options));
-  TRAINKIT_ASSIGN_OR_RETURN(const auto source, ArraySource::open(files.cube));
-  TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor cube, read_cube(*source, files.known, options.cube_key));
-  TRAINKIT_RETURN_IF_ERROR(check_cube_rank(files.cube, cube));
+  const auto usual = files.known ? files.known->cube_keys : std::vector<std::string>{};
+  TRAINKIT_ASSIGN_OR_RETURN(const Cube cube, Cube::open(files.cube, options.cube_key, usual));
   TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor truth, read_ground_truth(files, options.gt_key, cube.sizes()));
   const std::string where = files.cube == files.gt ? files.cube : files.cube + " and " + files.gt;
   auto scene = make_scene(where, cube, truth, files.known, options.background);
@@ -218,9 +155,8 @@ absl::StatusOr<Scene> load_scene(const SceneOptions& options) try {
   const std::string file = split_path(files.cube).second;
   scene->name = files.known ? std::string(files.known->name) : file.substr(0, file.rfind('.'));
   // Training does not need wavelengths: a damaged list is ignored.
-  scene->wavelengths = read_wavelengths(*source, cube.size(2)).value_or(std::vector<double>{});
+  scene->wavelengths = cube.wavelengths().value_or(std::vector<double>{});
   scene->cube_path = files.cube;
-  scene->labels_path = files.gt;
   scene->note = files.note;
   return scene;
 } catch (...) {

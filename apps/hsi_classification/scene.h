@@ -11,13 +11,14 @@
 #include <string_view>
 #include <vector>
 
+#include "hsi_classification/cube.h"
+
 namespace trainkit::hsi {
 
 struct Scene {
   /// "Salinas-A", or the name of the cube's file.
   std::string name = {};
-  /// (height, width, bands) float32, contiguous, on the CPU: values of the file, all finite.
-  at::Tensor cube = {};
+  Cube cube = {};
   /// (height, width) int64: 0 is unlabelled, 1..C are classes, each with at least one pixel.
   at::Tensor labels = {};
   /// Label in the file of unlabelled pixels; nullopt: every label is a class.
@@ -28,18 +29,14 @@ struct Scene {
   std::vector<std::string> class_names = {};
   /// Centre of each band in nanometres; empty if the file of the cube does not have them.
   std::vector<double> wavelengths = {};
-  /// Source files.
+  /// File of the cube.
   std::string cube_path = {};
-  std::string labels_path = {};
   /// Files of the folder that were left out; empty if there are none.
   std::string note = {};
 
-  /// Digest of the cube and the labels.
-  std::string digest() const;
-
-  int64_t height() const { return cube.size(0); }
-  int64_t width() const { return cube.size(1); }
-  int64_t bands() const { return cube.size(2); }
+  int64_t height() const { return cube.height(); }
+  int64_t width() const { return cube.width(); }
+  int64_t bands() const { return cube.bands(); }
   int64_t num_classes() const { return static_cast<int64_t>(label_values.size()); }
 };
 
@@ -48,8 +45,7 @@ struct SceneOptions {
   std::string data_dir = {};
   /// Name of a known scene (ignoring case, '-', '_' and spaces), or "auto": the only known scene in data_dir.
   std::string scene = "auto";
-  /// Files of any other scene: cube and ground truth, `.mat`, `.npy`, ENVI's `.hdr` or `.safetensors`. May be one
-  /// file.
+  /// Files of any other scene: cube and ground truth, of any format of ArraySource. May be one file.
   std::string cube = {};
   std::string gt = {};
   /// Arrays of a file with several. Empty: the only candidate, which is the only numeric array with three dimensions
@@ -75,26 +71,19 @@ struct KnownScene {
 /// Indian Pines, Pavia University, Pavia Centre, Salinas, Salinas-A, KSC, Botswana, Houston 2013.
 const std::vector<KnownScene>& known_scenes();
 
-/// Reads and checks a scene. Errors: exit code 2 (cli.value) for inconsistent options, unknown names, a background that
-/// no pixel has and another number of class names than classes. Exit code 4 for
-/// files: those of ArraySource; data.scene with the problem and its place: different sizes of cube
-/// and ground truth (with a hint if one is transposed), a NaN or infinite value with its pixel and band, a label that
-/// is negative or not a whole number, no labelled pixel, a single class.
+/// Opens a scene and checks all but the values of its cube, which Cube::rows() checks. Errors: exit code 2 (cli.value)
+/// for inconsistent options, unknown names, a background that no pixel has and another number of class names than
+/// classes. Exit code 4 for files: those of Cube::open and ArraySource; data.scene with the problem and its place:
+/// different sizes of cube and ground truth (with a hint if one is transposed), a label that is negative or not a whole
+/// number, no labelled pixel, a single class.
 absl::StatusOr<Scene> load_scene(const SceneOptions& options);
 
-/// A cube without a ground truth.
-struct Cube {
-  /// (height, width, bands) float32, as in Scene.
-  at::Tensor values;
-  std::vector<double> wavelengths;
-};
-
-/// Reads and checks a cube. `key` is SceneOptions::cube_key. Errors: those of load_scene about cubes.
+/// Opens a cube without a ground truth. `key` is SceneOptions::cube_key. Errors: those of load_scene about cubes.
 absl::StatusOr<Cube> load_cube(const std::string& path, const std::string& key = {});
 
-/// Makes a scene from arrays in memory: a cube (height, width, bands) of any real dtype and a ground truth (height,
-/// width), checked as above. `known` provides class names; `background` is as in Scene.
-absl::StatusOr<Scene> make_scene(std::string name, const at::Tensor& cube, const at::Tensor& ground_truth,
+/// Makes a scene from a cube and a ground truth (height, width) in memory, checked as above. `known` provides class
+/// names; `background` is as in Scene.
+absl::StatusOr<Scene> make_scene(std::string name, const Cube& cube, const at::Tensor& ground_truth,
                                  const KnownScene* known = nullptr, std::optional<int64_t> background = 0);
 
 /// Sizes of Indian Pines.

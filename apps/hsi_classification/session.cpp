@@ -6,8 +6,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <cstdio>
-
 #include "hsi_classification/initial_scene.h"
 #include "hsi_classification/preprocess.h"
 #include "trainkit/core/data_error.h"
@@ -66,8 +64,12 @@ absl::StatusOr<Session> Session::open(const ConfigParser& parser, const RunOptio
                       "--model cnn2d supports any number of bands");
   }
   TRAINKIT_ASSIGN_OR_RETURN(const auto earlier, earlier_preprocessing(run, options, scene));
-  auto [preprocessing, cube] = earlier ? std::pair(*earlier, apply_preprocessing(scene.cube, *earlier))
-                                       : fit_preprocessing(scene.cube, components);
+  const int64_t patch_size = options.used_patch_size();
+  Digest digest;
+  TRAINKIT_ASSIGN_OR_RETURN(PreparedScene ready,
+                            prepare_scene(scene.cube, earlier, components, patch_size / 2, digest));
+  auto& [preprocessing, image] = ready;
+  digest.update(scene.labels.const_data_ptr(), scene.labels.nbytes());
   std::string prepared =
       std::string("each band standardised ") + (!earlier             ? "over all pixels"
                                                 : run.resume.empty() ? "with the statistics of the weights' run"
@@ -79,11 +81,10 @@ absl::StatusOr<Session> Session::open(const ConfigParser& parser, const RunOptio
           fmt::format(" ({:.2f}% of the variance)", 100 * preprocessing.pca->explained_variance.sum().item<double>());
     }
   }
-  const int64_t patch_size = options.used_patch_size();
-  at::Tensor image = pad_mirrored(cube, patch_size / 2).contiguous();
   const FeedKind kind = choose_feed(options.feed, image, placement.devices);
   auto feed = std::make_shared<Feed>(kind, std::move(image), patch_size, placement.devices);
-  return Session(options, std::move(scene), std::move(preprocessing), std::move(feed), std::move(prepared));
+  return Session(options, std::move(scene), std::move(preprocessing), std::move(feed), std::move(prepared),
+                 digest.hex());
 }
 
 absl::StatusOr<Split> Session::split(const RunOptions& run) const {
@@ -198,17 +199,6 @@ RunFacts Session::describe(const Split& split) const {
     facts.emplace_back("warning:", fmt::format("no {} pixel of {}", name, missing));
   }
   return facts;
-}
-
-absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) {
-  TRAINKIT_RETURN_IF_ERROR(Fs::posix().create_directories(folder).status());
-  TRAINKIT_RETURN_IF_ERROR(write_demo_scene(folder, {.seed = seed}));
-  std::fputs(fmt::format("wrote {0}/demo.mat and {0}/demo_gt.mat\n"
-                         "try: trainkit-hsi --cube {0}/demo.mat --gt {0}/demo_gt.mat\n",
-                         folder)
-                 .c_str(),
-             stdout);
-  return 0;
 }
 
 }  // namespace trainkit::hsi

@@ -30,7 +30,10 @@ class Session {
   static absl::StatusOr<Session> open(const ConfigParser& parser, const RunOptions& run, const HsiOptions& options,
                                       const Placement& placement);
 
+  /// Without the values of the cube, which are in the feed's image.
   const Scene& scene() const { return scene_; }
+  /// Digest of the cube and the labels.
+  const std::string& digest() const { return digest_; }
   const Preprocessing& preprocessing() const { return preprocessing_; }
   const Feed& feed() const { return *feed_; }
   const HsiOptions& options() const { return options_; }
@@ -63,20 +66,19 @@ class Session {
  private:
   std::shared_ptr<Task> task_with(std::shared_ptr<const Feed> feed, const at::Tensor& pixels) const;
   Session(HsiOptions options, Scene scene, Preprocessing preprocessing, std::shared_ptr<const Feed> feed,
-          std::string prepared)
+          std::string prepared, std::string digest)
       : options_(std::move(options)),
         scene_(std::move(scene)),
         preprocessing_(std::move(preprocessing)),
         feed_(std::move(feed)),
-        prepared_(std::move(prepared)) {}
+        prepared_(std::move(prepared)),
+        digest_(std::move(digest)) {}
   HsiOptions options_;
   Scene scene_;
   Preprocessing preprocessing_;
   std::shared_ptr<const Feed> feed_;
   std::string prepared_;  // description of the preprocessing
+  std::string digest_;
 };
-
-/// Implements --make_demo_data: writes a scene of Indian Pines' size into `folder`, which is created if needed.
-absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed);
 
 }  // namespace trainkit::hsi

@@ -118,40 +118,40 @@ absl::StatusOr<TrainedScene> load_trained_scene(const std::string& path) {
   return scene;
 }
 
-absl::StatusOr<SelectedBands> select_bands(const Cube& cube, const TrainedScene& trained, const std::string& path) {
-  const int64_t bands = cube.values.size(2);
-  if (cube.wavelengths.empty() || trained.wavelengths.empty()) {
-    const char* const lacks = !cube.wavelengths.empty()      ? "the training scene has"
+absl::StatusOr<SelectedBands> select_bands(int64_t bands, const std::vector<double>& wavelengths,
+                                           const TrainedScene& trained, const std::string& path) {
+  if (wavelengths.empty() || trained.wavelengths.empty()) {
+    const char* const lacks = !wavelengths.empty()           ? "the training scene has"
                               : !trained.wavelengths.empty() ? "this cube has"
                                                              : "both have";
     if (bands == trained.bands()) {
-      return SelectedBands{cube.values, fmt::format("bands are matched by number: {} no wavelengths", lacks)};
+      return SelectedBands{{}, fmt::format("bands are matched by number: {} no wavelengths", lacks)};
     }
     return bad_bands(path, "another number of bands than the training scene", std::to_string(bands),
                      std::to_string(trained.bands()),
                      "bands are matched by wavelength only where both files have wavelengths");
   }
-  if (std::equal(cube.wavelengths.begin(), cube.wavelengths.end(), trained.wavelengths.begin(),
-                 trained.wavelengths.end(), is_same_wavelength)) {
-    return SelectedBands{cube.values};
+  if (std::equal(wavelengths.begin(), wavelengths.end(), trained.wavelengths.begin(), trained.wavelengths.end(),
+                 is_same_wavelength)) {
+    return SelectedBands{};
   }
   std::vector<int64_t> chosen;
   std::map<size_t, size_t> band_of;  // band of the training scene by chosen band
   for (size_t i = 0; i < trained.wavelengths.size(); ++i) {
-    TRAINKIT_ASSIGN_OR_RETURN(const size_t nearest, nearest_band(cube.wavelengths, trained.wavelengths, i, path));
+    TRAINKIT_ASSIGN_OR_RETURN(const size_t nearest, nearest_band(wavelengths, trained.wavelengths, i, path));
     const auto [other, is_new] = band_of.emplace(nearest, i);
     if (!is_new) {
       return bad_bands(path,
                        fmt::format("band {} at {:g} nm is the nearest of two bands of the training scene", nearest + 1,
-                                   cube.wavelengths[nearest]),
+                                   wavelengths[nearest]),
                        fmt::format("bands {} at {:g} nm and {} at {:g} nm", other->second + 1,
                                    trained.wavelengths[other->second], i + 1, trained.wavelengths[i]),
                        "a band of its own for each", kAmbiguous);
     }
     chosen.push_back(static_cast<int64_t>(nearest));
   }
-  return SelectedBands{cube.values.index_select(2, at::tensor(chosen, at::kLong)),
-                       fmt::format("{} of {} bands are matched by wavelength", chosen.size(), bands)};
+  const std::string note = fmt::format("{} of {} bands are matched by wavelength", chosen.size(), bands);
+  return SelectedBands{std::move(chosen), note};
 }
 
 }  // namespace trainkit::hsi

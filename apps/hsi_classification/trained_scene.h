@@ -24,8 +24,6 @@ struct TrainedScene {
   std::vector<double> wavelengths;
 
   int64_t bands() const { return preprocessing.bands.mean.size(0); }
-  /// Number of values per pixel that the model sees.
-  int64_t model_bands() const { return preprocessing.pca ? preprocessing.pca->components.size(0) : bands(); }
   int64_t num_classes() const { return static_cast<int64_t>(label_values.size()); }
 };
 
@@ -41,17 +39,18 @@ absl::StatusOr<TrainedScene> load_trained_scene(const std::string& path);
 
 /// The bands of a cube that a model sees.
 struct SelectedBands {
-  /// (height, width, bands), in the order of the training scene.
-  at::Tensor values;
+  /// In the order of the training scene; empty: all, as they are.
+  std::vector<int64_t> bands = {};
   /// How the bands were matched, for the user; empty if the wavelengths are those of the training scene.
   std::string note = {};
 };
 
-/// Matches the bands of `cube` with those of the training scene. The same wavelengths in the same order need no search,
-/// also if some are equal. Other wavelengths: each band of the training scene gets the nearest band of the cube, at
-/// most half a band away. If the cube or the training scene has no wavelengths, bands are matched by number. data.bands
-/// (exit code 4) names the number of bands, the first band without a match, two bands that are equally near, or a band
-/// that is the nearest of two.
-absl::StatusOr<SelectedBands> select_bands(const Cube& cube, const TrainedScene& trained, const std::string& path);
+/// Matches the bands of a cube, `wavelengths` if they are known, with those of the training scene. The same wavelengths
+/// in the same order need no search, also if some are equal. Other wavelengths: each band of the training scene gets
+/// the nearest band of the cube, at most half a band away. If the cube or the training scene has no wavelengths, bands
+/// are matched by number. data.bands (exit code 4) names the number of bands, the first band without a match, two bands
+/// that are equally near, or a band that is the nearest of two.
+absl::StatusOr<SelectedBands> select_bands(int64_t bands, const std::vector<double>& wavelengths,
+                                           const TrainedScene& trained, const std::string& path);
 
 }  // namespace trainkit::hsi

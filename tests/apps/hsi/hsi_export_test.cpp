@@ -40,12 +40,12 @@ TEST_CASE("An exported network gives predict's probabilities from the raw cube",
   CHECK(folder_contents(place.dir / "run") == before);
 
   const at::Tensor probabilities = read_npy(place.dir / "out" + "/probabilities.npy").value();
-  const at::Tensor cube = load_cube(place.dir / "demo.mat").value().values.to(at::kFloat);
+  const at::Tensor cube = values_of(load_cube(place.dir / "demo.mat").value());
   const int64_t width = cube.size(1), p = model == "mlp" ? 1 : 9;
-  const at::Tensor padded = hsi::pad_mirrored(cube, p / 2);
+  const at::Tensor image = padded(cube, p / 2);
   std::vector<at::Tensor> patches, expected;
   for (int64_t pixel = 0; pixel < cube.size(0) * width; pixel += 23) {
-    patches.push_back(padded.narrow(0, pixel / width, p).narrow(1, pixel % width, p));
+    patches.push_back(image.narrow(0, pixel / width, p).narrow(1, pixel % width, p));
     expected.push_back(probabilities[pixel / width][pixel % width]);
   }
   const OnnxRun run = run_onnx(place.dir / "model.onnx", {{"patches", at::stack(patches).contiguous()}});

@@ -30,7 +30,9 @@ std::shared_ptr<HsiModel> mlp(int64_t classes) {
 struct EarlierRun {
   explicit EarlierRun(std::vector<double> wavelengths = {}, int64_t components = 0)
       : scene(scene_of({"corn", "oats"}, std::move(wavelengths))) {
-    fitted = fit_preprocessing(scene.cube, components).first;
+    Cube cube = scene.cube;
+    Digest digest;
+    fitted = prepare_scene(cube, std::nullopt, components, 0, digest)->preprocessing;
     REQUIRE(save_trained_scene(dir / kTrainedSceneFile, trained_scene(scene, fitted)).ok());
     REQUIRE(save_safetensors(Fs::posix(), dir / "best.safetensors", named_tensors(*model)).ok());
   }

@@ -1,6 +1,8 @@
 #pragma once
 /// A small scene, and the flags of a small run of trainkit-hsi with it.
 
+#include <ATen/Functions.h>
+
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -8,12 +10,25 @@
 
 #include "apps/program.h"
 #include "apps/runs.h"
+#include "hsi_classification/preprocess.h"
 #include "hsi_classification/scene.h"
 #include "test_util.h"
 
 namespace trainkit::test {
 
 using namespace trainkit::hsi;
+
+/// All values of a cube, (height, width, bands) float32.
+inline at::Tensor values_of(const Cube& cube) { return cube.rows(0, cube.height()).value(); }
+
+/// A cube with mirrored borders.
+inline at::Tensor padded(const at::Tensor& cube, int64_t radius) {
+  const at::Tensor image =
+      at::zeros({cube.size(0) + 2 * radius, cube.size(1) + 2 * radius, cube.size(2)}, cube.options());
+  image.narrow(0, radius, cube.size(0)).narrow(1, radius, cube.size(1)).copy_(cube);
+  mirror_borders(image, radius);
+  return image;
+}
 
 /// A run folder with a scene of 30 x 32 pixels, 16 bands and 3 classes.
 struct HsiPlace {

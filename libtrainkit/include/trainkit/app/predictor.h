@@ -52,6 +52,14 @@ struct PredictorOptions {
   std::function<void(int64_t done, int64_t total)> on_progress = {};
 };
 
+/// The rows of a data set as a part of more rows, for PredictorOptions::on_progress.
+struct PartOfRows {
+  /// Rows before those of the data set.
+  int64_t before = 0;
+  /// All rows; 0: the data set has all.
+  int64_t total = 0;
+};
+
 /// A trained model in evaluation mode, on one or more devices. Computes no gradients and writes no files.
 ///
 /// Preprocessing belongs to the caller: to the data set, which the loader's workers read, or to the function given to
@@ -95,10 +103,10 @@ class Predictor {
   ///
   /// Errors: those of the loader and of `take`. Exceptions of `forward` propagate.
   template <class F>
-  absl::StatusOr<std::vector<BadSample>> run(std::shared_ptr<const Dataset> dataset, F forward,
-                                             const Take& take) const {
+  absl::StatusOr<std::vector<BadSample>> run(std::shared_ptr<const Dataset> dataset, F forward, const Take& take,
+                                             const PartOfRows& part = {}) const {
     const Forward erased = detail::of_any_model(std::move(forward));
-    return run_erased(std::move(dataset), erased, take);
+    return run_erased(std::move(dataset), erased, take, part);
   }
 
  private:
@@ -107,7 +115,7 @@ class Predictor {
   static DeviceReplicatorOptions replicas_on(const std::vector<at::Device>& devices);
   absl::Status load();
   absl::StatusOr<std::vector<BadSample>> run_erased(std::shared_ptr<const Dataset> dataset, const Forward& forward,
-                                                    const Take& take) const;
+                                                    const Take& take, const PartOfRows& part) const;
   at::Tensor compute(int64_t replica, const Batch& rows, const Forward& forward) const;
 
   RunWeights weights_;

@@ -125,7 +125,8 @@ at::Tensor Predictor::compute(int64_t replica, const Batch& rows, const Forward&
 }
 
 absl::StatusOr<std::vector<BadSample>> Predictor::run_erased(std::shared_ptr<const Dataset> dataset,
-                                                             const Forward& forward, const Take& take) const {
+                                                             const Forward& forward, const Take& take,
+                                                             const PartOfRows& part) const {
   const int64_t replicas = devices_->replicas(), total = dataset->size();
   PrefetcherOptions options = options_.loader;
   options.batch_size *= replicas;
@@ -154,7 +155,7 @@ absl::StatusOr<std::vector<BadSample>> Predictor::run_erased(std::shared_ptr<con
     for (size_t i = 0; i < parts.size(); ++i) TRAINKIT_RETURN_IF_ERROR(take(parts[i], outputs[i].cpu()));
     if (options_.on_progress) {
       const auto done = std::min(total, (batch->row_indices().back() / options.batch_size + 1) * options.batch_size);
-      options_.on_progress(done, total);
+      options_.on_progress(part.before + done, part.total > 0 ? part.total : total);
     }
   }
 }
