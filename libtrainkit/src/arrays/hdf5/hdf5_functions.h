@@ -8,7 +8,7 @@
 
 namespace trainkit::detail {
 
-inline constinit LateLibrary hdf5{TRAINKIT_HDF5_LIBRARY, "HDF5", "libhdf5-103-1"};
+extern LateLibrary hdf5;
 
 TRAINKIT_LATE_FUNCTION(hdf5, H5Aclose);
 TRAINKIT_LATE_FUNCTION(hdf5, H5Aexists);

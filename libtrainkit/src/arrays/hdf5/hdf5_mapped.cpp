@@ -92,6 +92,8 @@ hid_t driver() {
 
 }  // namespace
 
+constinit LateLibrary hdf5{TRAINKIT_HDF5_LIBRARY, "HDF5", "libhdf5-103-1"};
+
 RecordedReads* RecordedReads::active = nullptr;
 
 Hdf5Handle open_mapped(const MappedFile& file) {

@@ -38,6 +38,8 @@ constexpr std::array kStoredTypes = {MAT_T_DOUBLE, MAT_T_SINGLE, MAT_T_INT8,   M
 
 }  // namespace
 
+constinit LateLibrary matio{TRAINKIT_MATIO_LIBRARY, "libmatio", "libmatio11"};
+
 at::Tensor reverse_dims(const at::Tensor& tensor) {
   std::vector<int64_t> order(tensor.dim());
   std::iota(order.rbegin(), order.rend(), 0);

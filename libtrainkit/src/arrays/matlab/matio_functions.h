@@ -8,7 +8,7 @@
 
 namespace trainkit::detail {
 
-inline constinit LateLibrary matio{TRAINKIT_MATIO_LIBRARY, "libmatio", "libmatio11"};
+extern LateLibrary matio;
 
 TRAINKIT_LATE_FUNCTION(matio, Mat_Close);
 TRAINKIT_LATE_FUNCTION(matio, Mat_CreateVer);
