@@ -89,8 +89,13 @@ absl::StatusOr<Session> Session::open(const ConfigParser& parser, const RunOptio
 
 absl::StatusOr<Split> Session::split(const RunOptions& run) const {
   TRAINKIT_ASSIGN_OR_RETURN(const auto saved, earlier_file(run, kSplitFile));
-  if (saved) return load_split(*saved, scene_.height(), scene_.width());
-  return make_split(scene_, split_options(options_, run.seed));
+  SplitOptions split = split_options(options_, run.seed);
+  if (saved) {
+    // Pixels of the split may have no class in another ground truth.
+    TRAINKIT_RETURN_IF_ERROR(check_data(run, digest_));
+    split.mode = *saved;
+  }
+  return make_split(scene_, split);
 }
 
 double Session::leak(const Split& split) const {

@@ -93,8 +93,8 @@ TEST_CASE("A damaged file is reported by the reader of its format", "[arrays][so
 TEST_CASE("Rows that were read from a large file do not stay in memory", "[arrays][source]") {
   if (kSanitized) TRAINKIT_SKIP("a sanitizer's own memory grows");
   const TempDir dir;
-  constexpr int64_t kRows = 320, kRow = 1 << 20;
-  std::ofstream(dir / "a.hdr") << "ENVI\nsamples = 1024\nlines = 320\nbands = 1024\ndata type = 1\ninterleave = bip\n";
+  constexpr int64_t kRows = 640, kRow = 1 << 20;
+  std::ofstream(dir / "a.hdr") << "ENVI\nsamples = 1024\nlines = 640\nbands = 1024\ndata type = 1\ninterleave = bip\n";
   std::ofstream(dir / "a.img") << "";
   std::filesystem::resize_file(dir / "a.img", kRows * kRow);  // takes no space on the disk
   const auto source = source_of(dir / "a.hdr");
@@ -103,5 +103,5 @@ TEST_CASE("Rows that were read from a large file do not stay in memory", "[array
   for (int64_t row = 0; row < kRows; row += 4) {
     REQUIRE(source->read_rows("", row, 4).value().sum().item<int64_t>() == 0);
   }
-  CHECK(peak_memory() - before < 160 << 20);
+  CHECK(peak_memory() - before < kRows * kRow / 2);  // the allocator may keep blocks
 }

@@ -131,7 +131,7 @@ TEST_CASE("The guide's preset with three replicas logs losses, accuracies, three
   }
   const std::string events = bytes_of_files(place.dir / "logs", "tfevents");
   for (const char* tag : {"train/loss", "val/loss", "train/accuracy", "val/accuracy", "train/grad_norm",
-                          "val/weighted_f1", "train/lr/4", "machine/queue_depth", "test/weighted_f1"}) {
+                          "val/weighted_f1", "train/lr", "train/lr/2", "machine/queue_depth", "test/weighted_f1"}) {
     INFO(tag);
     CHECK(events.find(tag) != std::string::npos);
   }

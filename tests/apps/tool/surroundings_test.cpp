@@ -167,7 +167,7 @@ TEST_CASE("Without FFmpeg, clips are one error that names what to install") {
   CHECK(WEXITSTATUS(std::system(
             (start + "--data_dir " + (dir / "demo") + " --output_dir " + (dir / "run") + out).c_str())) == 2);
   CHECK_THAT(read_text(dir / "err"), Catch::Contains(missing));
-  CHECK_FALSE(std::filesystem::exists(dir / "run"));
+  CHECK_FALSE(std::filesystem::exists(dir / "run/metrics.jsonl"));
 }
 
 TEST_CASE("Without HDF5, a scene in its format is one error that names what to install") {
@@ -175,7 +175,7 @@ TEST_CASE("Without HDF5, a scene in its format is one error that names what to i
   std::ofstream(dir / "libhdf5_serial.so.103") << "no library";
   std::ofstream(dir / "scene.h5") << "\x89HDF\r\n\x1a\n" << std::string(1000, '\0');
   const std::string command = "LD_LIBRARY_PATH=" + dir.path().string() + " " + TRAINKIT_BIN_DIR +
-                              "/trainkit-hsi --cube " + (dir / "scene.h5") + " --labels " + (dir / "scene.h5") +
+                              "/trainkit-hsi --cube " + (dir / "scene.h5") + " --gt " + (dir / "scene.h5") +
                               " --output_dir " + (dir / "run") + " > /dev/null 2> " + (dir / "err");
   CHECK(WEXITSTATUS(std::system(command.c_str())) == 2);
   CHECK_THAT(read_text(dir / "err"), Catch::Contains("error[program.library] libhdf5_serial.so.103: cannot load") &&
