@@ -8,6 +8,7 @@
 
 #include "hsi_classification/initial_scene.h"
 #include "hsi_classification/preprocess.h"
+#include "trainkit/arrays/mat.h"
 #include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/format.h"
@@ -49,6 +50,7 @@ int64_t resident_bytes(const Feed& feed) {
 absl::StatusOr<Session> Session::open(const ConfigParser& parser, const RunOptions& run, const HsiOptions& options,
                                       const Placement& placement) {
   Scene scene;
+  if (options.write_maps && !run.dry_run) TRAINKIT_RETURN_IF_ERROR(load_mat_writer());
   if (options.plan_data.empty()) {
     TRAINKIT_ASSIGN_OR_RETURN(scene, load_scene(scene_options(options, run.data_dir)));
   } else {

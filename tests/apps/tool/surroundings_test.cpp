@@ -173,10 +173,16 @@ TEST_CASE("Without FFmpeg, clips are one error that names what to install") {
 TEST_CASE("Without HDF5, a scene in its format is one error that names what to install") {
   const TempDir dir;
   std::ofstream(dir / "libhdf5_serial.so.103") << "no library";
-  std::ofstream(dir / "scene.h5") << "\x89HDF\r\n\x1a\n" << std::string(1000, '\0');
+  // The beginning of a file: its first 64 bytes, and no object.
+  std::string block = "\x89HDF\r\n\x1a\n\x02\x08\x08";
+  block.resize(100, '\0');
+  block[28] = 64;
+  std::ofstream(dir / "scene.h5") << block;
+
   const std::string command = "LD_LIBRARY_PATH=" + dir.path().string() + " " + TRAINKIT_BIN_DIR +
-                              "/trainkit-hsi --cube " + (dir / "scene.h5") + " --gt " + (dir / "scene.h5") +
-                              " --output_dir " + (dir / "run") + " > /dev/null 2> " + (dir / "err");
+                              "/trainkit-hsi --no-write_maps --cube " + (dir / "scene.h5") + " --gt " +
+                              (dir / "scene.h5") + " --output_dir " + (dir / "run") + " > /dev/null 2> " +
+                              (dir / "err");
   CHECK(WEXITSTATUS(std::system(command.c_str())) == 2);
   CHECK_THAT(read_text(dir / "err"), Catch::Contains("error[program.library] libhdf5_serial.so.103: cannot load") &&
                                          Catch::Contains("apt-get install libhdf5-103-1"));

@@ -79,12 +79,16 @@ class MatFile {
   std::shared_ptr<const detail::MatSource> source_;
 };
 
+/// Loads the libraries that write_mat() loads otherwise: a program that writes a file at the end of a long run finds
+/// out at its start whether it can. Thread-safe. Error (exit code 2): program.library, with the packages to install.
+absl::Status load_mat_writer();
+
 /// Writes the variables to a compressed file of version 5 in this order, atomically (write_file_atomically). A tensor
 /// of one dimension becomes a row, as in SciPy.
 ///
 /// kInvalidArgument names a tensor that cannot be stored: its name is a duplicate or not a MATLAB identifier of at most
 /// 63 letters, MATLAB has no such dtype (half, bfloat16, complex), it has no element, or it has 2 GiB or more. Disk
-/// errors: exit code 6.
+/// errors: exit code 6. Those of load_mat_writer().
 absl::Status write_mat(const std::string& path, std::span<const std::pair<std::string, at::Tensor>> variables);
 
 }  // namespace trainkit

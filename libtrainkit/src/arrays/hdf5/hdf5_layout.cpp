@@ -360,7 +360,6 @@ absl::Status check_superblock(std::string_view text, size_t at) {
 }
 
 absl::StatusOr<Hdf5Layout> find_hdf5_layout(const MappedFile& file, const Hdf5Dataset& dataset) {
-  TRAINKIT_RETURN_IF_ERROR(hdf5.load());
   Hdf5Layout layout{.dataset = dataset};
   const Hdf5Session session;
   TRAINKIT_ASSIGN_OR_RETURN(std::string reply, run_forked([&] { return layout_as_text(file, layout); }));

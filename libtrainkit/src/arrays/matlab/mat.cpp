@@ -185,7 +185,10 @@ absl::StatusOr<at::Tensor> MatFile::read(std::string_view name) const try {
   return annotate(status_from_current_exception(), path());
 }
 
+absl::Status load_mat_writer() { return detail::load_matio(); }
+
 absl::Status write_mat(const std::string& path, std::span<const std::pair<std::string, at::Tensor>> variables) {
+  TRAINKIT_RETURN_IF_ERROR(load_mat_writer());
   std::set<std::string_view> seen;
   for (const auto& [name, tensor] : variables) {
     TRAINKIT_RETURN_IF_ERROR(check_writable(path, name, tensor));

@@ -95,7 +95,6 @@ absl::StatusOr<std::vector<MatVariable>> list_variables(hid_t file) {
 
 /// Lists the variables in a forked copy. See Note [HDF5 finds, we read].
 absl::StatusOr<std::vector<MatVariable>> list_in_copy(const MappedFile& file) {
-  TRAINKIT_RETURN_IF_ERROR(hdf5.load());
   const Hdf5Session session;
   TRAINKIT_ASSIGN_OR_RETURN(std::string reply, run_forked([&] {
                               Message message;
@@ -165,6 +164,7 @@ class Mat73 final : public MatSource {
 
 absl::StatusOr<std::shared_ptr<const MatSource>> open_mat73(std::shared_ptr<const MappedFile> file,
                                                             const MatOptions& options) {
+  TRAINKIT_RETURN_IF_ERROR(hdf5.load());
   const auto list = [&]() -> absl::StatusOr<std::vector<MatVariable>> {
     TRAINKIT_RETURN_IF_ERROR(check_superblock(file->text(), kUserBlock));
     return list_in_copy(*file);

@@ -51,8 +51,12 @@ at::Tensor row_major(const at::Tensor& columns, const MatVariable& variable) {
   return (*variable.dtype == at::kBool ? rows.ne(0) : rows).contiguous();
 }
 
-absl::Status write_with_matio(const std::string& path, std::span<const std::pair<std::string, at::Tensor>> variables) {
+absl::Status load_matio() {
   for (LateLibrary* library : {&hdf5, &matio}) TRAINKIT_RETURN_IF_ERROR(library->load());
+  return absl::OkStatus();
+}
+
+absl::Status write_with_matio(const std::string& path, std::span<const std::pair<std::string, at::Tensor>> variables) {
   be_silent();
   Mat mat(Mat_CreateVer(path.c_str(), "MATLAB MAT-file, written by trainkit", MAT_FT_MAT5));
   if (!mat) return absl::InternalError("libmatio cannot create a file");

@@ -21,7 +21,10 @@ at::Tensor reverse_dims(const at::Tensor& tensor);
 /// Logicals are uint8 there.
 at::Tensor row_major(const at::Tensor& columns, const MatVariable& variable);
 
-/// Writes `variables` to `path`. The caller has checked that all of them can be stored.
+/// Loads libmatio and HDF5. Errors: those of LateLibrary::load.
+absl::Status load_matio();
+
+/// Writes `variables` to `path`. The caller has called load_matio(), and has checked that all of them can be stored.
 absl::Status write_with_matio(const std::string& path, std::span<const std::pair<std::string, at::Tensor>> variables);
 
 }  // namespace trainkit::detail

@@ -171,7 +171,6 @@ std::string listing_as_text(const MappedFile& file) {
 }
 
 absl::StatusOr<Listing> list_objects(const MappedFile& file) {
-  TRAINKIT_RETURN_IF_ERROR(hdf5.load());
   const Hdf5Session session;
   TRAINKIT_ASSIGN_OR_RETURN(std::string reply, run_forked([&] { return listing_as_text(file); }));
   Message message(std::move(reply));
@@ -253,6 +252,7 @@ class Hdf5Arrays final : public ArraySource {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const ArraySource>> open_hdf5(std::shared_ptr<const MappedFile> file, size_t at) {
+  TRAINKIT_RETURN_IF_ERROR(hdf5.load());
   const auto list = [&]() -> absl::StatusOr<Listing> {
     TRAINKIT_RETURN_IF_ERROR(check_superblock(file->text(), at));
     return list_objects(*file);
