@@ -173,7 +173,7 @@ class RemovedFunctions {
 ///   int main(int argc, char** argv) { Classifier app; return trainkit::run_app(argc, argv, app); }
 class App : private detail::RemovedFunctions {
  public:
-  virtual ~App() = default;
+  ~App() override = default;
 
   // ---- Flags
 

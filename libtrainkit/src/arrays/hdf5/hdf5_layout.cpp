@@ -115,7 +115,8 @@ absl::Status find_chunks(hid_t dataset, hid_t properties, Hdf5Layout& layout) {
   std::vector<int64_t> at = zeros;
   std::vector<hsize_t> first(at.size());
   do {
-    for (size_t d = 0; d < at.size(); ++d) first[d] = static_cast<hsize_t>(at[d] * layout.chunk[d]);
+    for (size_t d = 0; d < at.size(); ++d)
+      first[d] = static_cast<hsize_t>(at[d]) * static_cast<hsize_t>(layout.chunk[d]);
     RecordedReads reads;
     uint32_t skipped = 0;
     if (H5Dread_chunk(dataset, H5P_DEFAULT, first.data(), &skipped, &reads) < 0 || reads.count() != 1)
@@ -316,6 +317,7 @@ std::optional<std::vector<int64_t>> hdf5_sizes(hid_t space) {
   std::vector<hsize_t> sizes(static_cast<size_t>(dimensions));
   if (H5Sget_simple_extent_dims(space, sizes.data(), nullptr) < 0) return std::nullopt;
   std::vector<int64_t> result;
+  result.reserve(sizes.size());
   for (const hsize_t size : sizes) {
     result.push_back(static_cast<int64_t>(std::min<hsize_t>(size, std::numeric_limits<int64_t>::max())));
   }

@@ -156,6 +156,7 @@ class NpzArrays final : public ArraySource {
     TRAINKIT_RETURN_IF_ERROR(reader.read(begin.data(), begin.size()));
     const std::vector<int64_t> order = npy_order(header);
     std::vector<int64_t> sizes;
+    sizes.reserve(order.size());
     for (const int64_t dimension : order) sizes.push_back(header.shape[static_cast<size_t>(dimension)]);
     const at::Tensor raw = at::empty(sizes, header.dtype == at::kBool ? at::kByte : header.dtype);
     for (size_t at = 0; at < raw.nbytes(); at += kPiece) {
