@@ -65,12 +65,8 @@ std::string digest_of(const CorpusOptions& options, std::span<const Documents> t
 
 /// Returns the mean number of characters per token of the validation texts.
 double characters_per_token(const Corpus& corpus) {
-  std::vector<int64_t> characters(static_cast<size_t>(corpus.tokenizer->vocab_size())), some(1 << 16);
-  for (size_t id = 0; id < characters.size(); ++id) {
-    const std::string_view bytes = corpus.tokenizer->token_bytes(static_cast<TokenId>(id));
-    characters[id] = std::count_if(bytes.begin(), bytes.end(), [](char c) { return (c & 0xc0) != 0x80; });
-  }
-  if (const auto end = document_end_token(*corpus.tokenizer)) characters[*end] = 0;
+  const std::vector<int64_t> characters = token_characters(*corpus.tokenizer);
+  std::vector<int64_t> some(1 << 16);
   int64_t sum = 0, count = 0;
   for (const TokenizedText& text : corpus.validation_texts()) {
     for (int64_t at = text.train_tokens; at < text.tokens.size(); at += std::ssize(some)) {

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <functional>
 #include <set>
@@ -11,6 +10,7 @@
 #include "report/report_parts.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/format.h"
+#include "trainkit/io/text_file.h"
 
 namespace trainkit::detail {
 namespace {
@@ -183,9 +183,8 @@ std::string overlays(const std::vector<RunData>& runs, const std::vector<std::st
 
 /// Returns the number that a figure is; NaN for another text.
 double number_of(const std::string& text) {
-  double value = kNan;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end == text.data() + text.size() ? value : kNan;
+  double value = 0;
+  return parse_number(text, value) ? value : kNan;
 }
 
 /// Returns how far the values of a row are apart: 0 for equal ones, infinity where texts differ, else the difference of

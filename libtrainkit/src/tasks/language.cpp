@@ -30,13 +30,13 @@ static_assert(TokenWindows::kNoTarget == kIgnoreIndex);
 /// Returns characters and bytes of each token, (2, V) int64; 0 for the end of a document, which is no text.
 at::Tensor token_sizes(const Tokenizer& tokenizer) {
   at::Tensor sizes = at::zeros({2, tokenizer.vocab_size()}, at::kLong);
+  const std::vector<int64_t> characters = token_characters(tokenizer);
   const auto end = document_end_token(tokenizer);
   auto cells = sizes.accessor<int64_t, 2>();
   for (int64_t id = 0; id < tokenizer.vocab_size(); ++id) {
     if (end && id == *end) continue;
-    const std::string_view bytes = tokenizer.token_bytes(static_cast<TokenId>(id));
-    cells[0][id] = std::count_if(bytes.begin(), bytes.end(), [](char c) { return (c & 0xc0) != 0x80; });
-    cells[1][id] = std::ssize(bytes);
+    cells[0][id] = characters[static_cast<size_t>(id)];
+    cells[1][id] = std::ssize(tokenizer.token_bytes(static_cast<TokenId>(id)));
   }
   return sizes;
 }

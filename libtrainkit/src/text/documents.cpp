@@ -8,6 +8,7 @@
 
 #include "core/base/strict_json.h"
 #include "core/base/utf8.h"
+#include "text/token_cache.h"
 #include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
@@ -237,19 +238,14 @@ absl::Status encode_documents(const Documents& text, const Gpt2Tokenizer& tokeni
   return absl::OkStatus();
 }
 
-/// Returns the tokens of `text` from the file at `path`, or writes it.
 absl::StatusOr<TokenFile> cached_documents(const std::string& path, const Documents& text,
                                            const Gpt2Tokenizer& tokenizer, const TokenizeProgress& progress) {
   const TokenFileOrigin origin{.vocab_size = tokenizer.vocab_size(),
                                .tokenizer_digest = tokenizer.digest(),
                                .source_digest = text.digest(),
                                .source_bytes = static_cast<int64_t>(text.content.size())};
-  if (auto file = TokenFile::open(path); file.ok() && file->check_origin(origin).ok() && file->verify().ok()) {
-    return file;
-  }
-  TRAINKIT_RETURN_IF_ERROR(write_token_file(
-      path, origin, [&](const TokenSink& sink) { return encode_documents(text, tokenizer, sink, progress); }));
-  return TokenFile::open(path);
+  return detail::cached_token_file(
+      path, origin, [&](const TokenSink& sink) { return encode_documents(text, tokenizer, sink, progress); });
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/files/new_files.h"
+#include "text/token_cache.h"
 #include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
@@ -306,14 +307,18 @@ absl::Status write_token_file(const std::string& path, const TokenFileOrigin& or
   });
 }
 
-absl::StatusOr<TokenFile> cached_tokens(const std::string& path, std::string_view text, const Tokenizer& tokenizer,
-                                        const TokenizeProgress& progress) {
-  const TokenFileOrigin origin = origin_of(text, tokenizer);
+absl::StatusOr<TokenFile> detail::cached_token_file(const std::string& path, const TokenFileOrigin& origin,
+                                                    const std::function<absl::Status(const TokenSink&)>& produce) {
   if (auto file = TokenFile::open(path); file.ok() && file->check_origin(origin).ok() && file->verify().ok())
     return file;
-  TRAINKIT_RETURN_IF_ERROR(
-      write_token_file(path, origin, [&](const TokenSink& sink) { return tokenizer.encode(text, sink, progress); }));
+  TRAINKIT_RETURN_IF_ERROR(write_token_file(path, origin, produce));
   return TokenFile::open(path);
+}
+
+absl::StatusOr<TokenFile> cached_tokens(const std::string& path, std::string_view text, const Tokenizer& tokenizer,
+                                        const TokenizeProgress& progress) {
+  return detail::cached_token_file(path, origin_of(text, tokenizer),
+                                   [&](const TokenSink& sink) { return tokenizer.encode(text, sink, progress); });
 }
 
 }  // namespace trainkit

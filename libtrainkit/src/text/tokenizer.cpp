@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "core/base/strict_json.h"
@@ -75,6 +76,16 @@ std::optional<TokenId> document_end_token(const Tokenizer& tokenizer) {
     }
   }
   return std::nullopt;
+}
+
+std::vector<int64_t> token_characters(const Tokenizer& tokenizer) {
+  std::vector<int64_t> characters(static_cast<size_t>(tokenizer.vocab_size()));
+  for (size_t id = 0; id < characters.size(); ++id) {
+    const std::string_view bytes = tokenizer.token_bytes(static_cast<TokenId>(id));
+    characters[id] = std::count_if(bytes.begin(), bytes.end(), [](char c) { return (c & 0xc0) != 0x80; });
+  }
+  if (const auto end = document_end_token(tokenizer)) characters[*end] = 0;
+  return characters;
 }
 
 absl::Status save_tokenizer(const Tokenizer& tokenizer, const std::string& path) {

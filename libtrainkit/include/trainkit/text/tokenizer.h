@@ -150,6 +150,10 @@ inline constexpr char kDocumentEnd = '\x03';
 /// nullopt if the vocabulary lacks it.
 std::optional<TokenId> document_end_token(const Tokenizer& tokenizer);
 
+/// Returns the number of characters that begin in each token, one per token of the vocabulary; 0 for the end of a
+/// document, which is no text.
+std::vector<int64_t> token_characters(const Tokenizer& tokenizer);
+
 // ---- Stores token ids in a memory-mapped file. The format is described in docs/formats/token-file.md.
 
 /// Source text and tokenizer of a token file. The file is stale if they differ.

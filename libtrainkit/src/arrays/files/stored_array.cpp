@@ -60,16 +60,14 @@ void copy_rows(const StoredArray& array, int64_t begin, int64_t count, const at:
   }
 }
 
-/// A bool with a byte other than 0 and 1 would be undefined behaviour.
-at::ScalarType raw_dtype(const StoredArray& array) { return array.dtype == at::kBool ? at::kByte : array.dtype; }
-
-absl::StatusOr<at::Tensor> finished(const StoredArray& array, const at::Tensor& raw) {
-  TRAINKIT_RETURN_IF_ERROR(array.file->check());
-  if (array.is_swapped) swap_bytes(raw);
-  return array.dtype == at::kBool ? raw.ne(0) : raw;
-}
-
 }  // namespace
+
+at::ScalarType raw_dtype(at::ScalarType dtype) { return dtype == at::kBool ? at::kByte : dtype; }
+
+at::Tensor values_of_raw(const at::Tensor& raw, at::ScalarType dtype, bool is_swapped) {
+  if (is_swapped) swap_bytes(raw);
+  return dtype == at::kBool ? raw.ne(0) : raw;
+}
 
 void swap_bytes(const at::Tensor& tensor) {
   const auto size = static_cast<int64_t>(tensor.element_size());
@@ -78,7 +76,7 @@ void swap_bytes(const at::Tensor& tensor) {
 }
 
 absl::StatusOr<at::Tensor> StoredArray::read() const {
-  const at::Tensor out = at::empty(sizes, raw_dtype(*this));
+  const at::Tensor out = at::empty(sizes, raw_dtype(dtype));
   const int64_t rows = sizes.empty() ? 1 : sizes[0];
   const int64_t row_bytes = rows == 0 ? 1 : static_cast<int64_t>(out.nbytes()) / rows;
   const int64_t piece = std::max<int64_t>(1, kPieceBytes / std::max<int64_t>(1, row_bytes));
@@ -87,16 +85,18 @@ absl::StatusOr<at::Tensor> StoredArray::read() const {
     copy_rows(*this, begin, count, sizes.empty() ? out : out.narrow(0, begin, count));
     file->release();
   }
-  return finished(*this, out);
+  TRAINKIT_RETURN_IF_ERROR(file->check());
+  return values_of_raw(out, dtype, is_swapped);
 }
 
 absl::StatusOr<at::Tensor> StoredArray::read_rows(int64_t begin, int64_t count) const {
   std::vector<int64_t> part = sizes;
   part[0] = count;
-  const at::Tensor out = at::empty(part, raw_dtype(*this));
+  const at::Tensor out = at::empty(part, raw_dtype(dtype));
   copy_rows(*this, begin, count, out);
   file->release();
-  return finished(*this, out);
+  TRAINKIT_RETURN_IF_ERROR(file->check());
+  return values_of_raw(out, dtype, is_swapped);
 }
 
 }  // namespace trainkit::detail

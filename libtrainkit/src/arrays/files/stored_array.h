@@ -32,6 +32,12 @@ struct StoredArray {
   absl::StatusOr<at::Tensor> read_rows(int64_t begin, int64_t count) const;
 };
 
+/// Returns the dtype as which elements of a file are read: uint8 for bools, since a bool with a byte other than 0 and 1
+/// would be undefined behaviour.
+at::ScalarType raw_dtype(at::ScalarType dtype);
+/// Makes values of contiguous elements of raw_dtype(dtype), in place if possible.
+at::Tensor values_of_raw(const at::Tensor& raw, at::ScalarType dtype, bool is_swapped);
+
 /// Swaps the bytes of each element of a contiguous tensor.
 void swap_bytes(const at::Tensor& tensor);
 

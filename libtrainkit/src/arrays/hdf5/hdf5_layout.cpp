@@ -24,6 +24,7 @@ namespace trainkit::detail {
 namespace {
 
 constexpr int64_t kMostChunks = 1'000'000, kMostChunkBytes = int64_t{256} << 20;
+constexpr std::string_view kSignature = "\x89HDF\r\n\x1a\n";
 constexpr int64_t kMostInflation = 1032;  // bytes from one byte of a deflate stream
 
 // Note [HDF5 finds, we read]
@@ -326,13 +327,12 @@ std::optional<std::vector<int64_t>> hdf5_sizes(hid_t space) {
 
 std::optional<size_t> find_hdf5(std::string_view text) {
   for (size_t at = 0; at < text.size(); at = at == 0 ? 512 : 2 * at) {
-    if (text.substr(at).starts_with("\x89HDF\r\n\x1a\n")) return at;
+    if (text.substr(at).starts_with(kSignature)) return at;
   }
   return std::nullopt;
 }
 
 absl::Status check_superblock(std::string_view text, size_t at) {
-  constexpr std::string_view kSignature = "\x89HDF\r\n\x1a\n";
   if (text.size() < at + 64) {
     return damaged(fmt::format("{} bytes, too few for the HDF5 part (truncated?)", text.size()));
   }
@@ -400,7 +400,7 @@ absl::StatusOr<at::Tensor> Hdf5Layout::read(const std::shared_ptr<const MappedFi
   }
   std::vector<int64_t> part = sizes;
   if (!part.empty()) part[0] = count;
-  const at::Tensor out = at::empty(part, dataset.dtype == at::kBool ? at::kByte : dataset.dtype);
+  const at::Tensor out = at::empty(part, raw_dtype(dataset.dtype));
   if (!compact.empty()) {
     const auto all = at::from_blob(const_cast<char*>(compact.data()), dataset.sizes, out.options()).permute(order);
     out.copy_(sizes.empty() ? all : all.narrow(0, begin, count));
@@ -410,8 +410,7 @@ absl::StatusOr<at::Tensor> Hdf5Layout::read(const std::shared_ptr<const MappedFi
     file->release();
   }
   TRAINKIT_RETURN_IF_ERROR(file->check());
-  if (is_swapped) swap_bytes(out);
-  return dataset.dtype == at::kBool ? out.ne(0) : out;
+  return values_of_raw(out, dataset.dtype, is_swapped);
 }
 
 }  // namespace trainkit::detail

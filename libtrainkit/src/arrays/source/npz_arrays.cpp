@@ -158,14 +158,13 @@ class NpzArrays final : public ArraySource {
     std::vector<int64_t> sizes;
     sizes.reserve(order.size());
     for (const int64_t dimension : order) sizes.push_back(header.shape[static_cast<size_t>(dimension)]);
-    const at::Tensor raw = at::empty(sizes, header.dtype == at::kBool ? at::kByte : header.dtype);
+    const at::Tensor raw = at::empty(sizes, raw_dtype(header.dtype));
     for (size_t at = 0; at < raw.nbytes(); at += kPiece) {
       TRAINKIT_RETURN_IF_ERROR(
           reader.read(static_cast<char*>(raw.data_ptr()) + at, std::min(kPiece, raw.nbytes() - at)));
     }
     TRAINKIT_RETURN_IF_ERROR(reader.finish());
-    const at::Tensor values = header.dtype == at::kBool ? raw.ne(0) : raw;
-    return values.permute(order).contiguous();
+    return values_of_raw(raw, header.dtype, /*is_swapped=*/false).permute(order).contiguous();
   }
 
   /// Compares the checksum of an entry, at the first read.

@@ -11,7 +11,7 @@ namespace trainkit::detail {
 
 // Note [Late libraries]
 // ~~~~~~~~~~~~~~~~~~~~~
-// FFmpeg brings 106 libraries into a process, HDF5 and matio eleven. A program that opens no file of their formats does
+// FFmpeg brings 106 libraries into a process, HDF5 and matio 33. A program that opens no file of their formats does
 // without them: it is not linked to them, and starts where they are not installed.
 //
 // A header of the module that uses a library lists its functions with TRAINKIT_LATE_FUNCTION, in namespace
@@ -22,7 +22,7 @@ namespace trainkit::detail {
 class LateLibrary {
  public:
   /// @param file name for the loader, with its version: "libavutil.so.57".
-  /// @param product what the user installs: "FFmpeg 5.1".
+  /// @param product what the user installs: "FFmpeg".
   /// @param package of Debian: "libavutil57".
   constexpr LateLibrary(const char* file, const char* product, const char* package)
       : file_(file), product_(product), package_(package) {}

@@ -42,13 +42,16 @@ class Faults {
 
 }  // namespace
 
-absl::Status detail::check_named_tensors(const NamedTensors& source, const NamedTensors& target,
-                                         const std::string& where) {
+absl::StatusOr<std::vector<const at::Tensor*>> detail::match_named_tensors(const NamedTensors& source,
+                                                                           const NamedTensors& target,
+                                                                           const std::string& where) {
   std::unordered_map<std::string_view, const at::Tensor*> saved;
   for (const auto& [name, tensor] : source) saved.emplace(name, &tensor);
   Faults missing, shape, dtype, unexpected;
+  std::vector<const at::Tensor*> sources;
   for (const auto& [name, tensor] : target) {
     const auto found = saved.extract(name);
+    sources.push_back(found ? found.mapped() : nullptr);
     if (!found) {
       missing.add(name);
     } else if (found.mapped()->sizes() != tensor.sizes()) {
@@ -66,7 +69,7 @@ absl::Status detail::check_named_tensors(const NamedTensors& source, const Named
   unexpected.report(parts, "unexpected");
   shape.report(parts, "of another shape");
   dtype.report(parts, "of another kind of dtype");
-  if (parts.empty()) return absl::OkStatus();
+  if (parts.empty()) return sources;
   return to_status({.exit_code = ExitCode::kWeights,
                     .id = "weights.match",
                     .where = where,
@@ -75,11 +78,9 @@ absl::Status detail::check_named_tensors(const NamedTensors& source, const Named
 }
 
 absl::Status copy_named_tensors(const NamedTensors& source, const NamedTensors& target, const std::string& where) {
-  TRAINKIT_RETURN_IF_ERROR(detail::check_named_tensors(source, target, where));
-  std::unordered_map<std::string_view, const at::Tensor*> saved;
-  for (const auto& [name, tensor] : source) saved.emplace(name, &tensor);
+  TRAINKIT_ASSIGN_OR_RETURN(const auto sources, detail::match_named_tensors(source, target, where));
   const at::NoGradGuard no_grad;
-  for (const auto& [name, tensor] : target) tensor.copy_(*saved.at(name));
+  for (size_t i = 0; i < target.size(); ++i) target[i].second.copy_(*sources[i]);
   return absl::OkStatus();
 }
 

@@ -168,12 +168,10 @@ absl::Status StoredTensors::copy(const at::Tensor& tensor, const at::Tensor& tar
 }
 
 absl::Status StoredTensors::copy_all(const NamedTensors& source, const NamedTensors& target, const std::string& where) {
-  TRAINKIT_RETURN_IF_ERROR(check_named_tensors(source, target, where));
+  TRAINKIT_ASSIGN_OR_RETURN(const auto sources, match_named_tensors(source, target, where));
   TRAINKIT_RETURN_IF_ERROR(verify(source));
-  std::unordered_map<std::string_view, const at::Tensor*> saved;
-  for (const auto& [name, tensor] : source) saved.emplace(name, &tensor);
   const at::NoGradGuard no_grad;
-  for (const auto& [name, tensor] : target) TRAINKIT_RETURN_IF_ERROR(copy(*saved.at(name), tensor));
+  for (size_t i = 0; i < target.size(); ++i) TRAINKIT_RETURN_IF_ERROR(copy(*sources[i], target[i].second));
   storages_.clear();
   return absl::OkStatus();
 }

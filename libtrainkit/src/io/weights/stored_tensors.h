@@ -14,14 +14,18 @@
 #include <string_view>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "trainkit/io/safetensors.h"
 #include "trainkit/io/weight_file.h"
 
 namespace trainkit::detail {
 
-/// Returns the error of copy_named_tensors() for tensors that do not match, and copies nothing.
-absl::Status check_named_tensors(const NamedTensors& source, const NamedTensors& target, const std::string& where);
+/// Returns the tensor of `source` for each one of `target`. Errors: those of copy_named_tensors() for tensors that do
+/// not match.
+absl::StatusOr<std::vector<const at::Tensor*>> match_named_tensors(const NamedTensors& source,
+                                                                   const NamedTensors& target,
+                                                                   const std::string& where);
 
 /// Tensors of files, each represented by a tensor of its shape and dtype without values, on the meta device. Lists of
 /// them can be renamed, filtered and compared with those of a model before anything is read. Every function also takes
