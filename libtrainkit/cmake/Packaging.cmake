@@ -172,8 +172,10 @@ set(CPACK_DEBIAN_PROGRAMS_PACKAGE_RECOMMENDS "python3-venv, libavformat59, libhd
 set(CPACK_COMPONENT_PROGRAMS_DESCRIPTION "Trainers of neural networks on LibTorch, and the tool trainkit
  The programs trainkit, trainkit-transformer, trainkit-hsi, trainkit-gpt2rec and trainkit-emotion.
  LibTorch itself comes from PyPI: pip install torch==2.11.0")
-install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION share/doc/libtrainkit-dev RENAME copyright COMPONENT dev)
-install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION share/doc/trainkit RENAME copyright COMPONENT programs)
+if(TRAINKIT_INSTALL)
+  install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION share/doc/libtrainkit-dev RENAME copyright COMPONENT dev)
+  install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION share/doc/trainkit RENAME copyright COMPONENT programs)
+endif()
 if(PROJECT_IS_TOP_LEVEL)
   include(CPack)
 endif()

@@ -1,0 +1,41 @@
+# Configures a project that takes our sources with FetchContent, with and without LibTorch found before, and looks at what
+# it would compile. With TRAINKIT_TEST_FULL it is compiled and run too.
+cmake_minimum_required(VERSION 3.25)
+
+function(run)
+  execute_process(COMMAND ${ARGN} COMMAND_ECHO STDOUT OUTPUT_VARIABLE text ERROR_VARIABLE text RESULT_VARIABLE status)
+  if(status)
+    message(FATAL_ERROR "failed (${status}): ${ARGN}\n${text}")
+  endif()
+  set(text "${text}" PARENT_SCOPE)
+endfunction()
+
+set(ENV{TORCH_CUDA_ARCH_LIST} 8.0)  # else LibTorch's package compiles a program that looks for GPUs
+set(arguments -DTorch_DIR=${TORCH_CMAKE_DIR} -DTRAINKIT_SOURCE_DIR=${SOURCE_DIR})
+if(CUDA_COMPILER)
+  list(APPEND arguments -DCMAKE_CUDA_COMPILER=${CUDA_COMPILER} -DCUDA_TOOLKIT_ROOT_DIR=${CUDA_ROOT})
+endif()
+foreach(finds_torch ON OFF)
+  set(build ${WORK_DIR}/subproject_${finds_torch})
+  file(REMOVE_RECURSE ${build})
+  run(${CMAKE_COMMAND} -G Ninja -S ${SOURCE_DIR}/tests/install/subproject -B ${build} -DFINDS_TORCH=${finds_torch} ${arguments})
+  run(ninja -C ${build} -n)
+  foreach(linked core io data optim)
+    if(NOT text MATCHES "libtrainkit_${linked}\\.a")
+      message(FATAL_ERROR "the program does not link ${linked}:\n${text}")
+    endif()
+  endforeach()
+  if(text MATCHES "src/(train|nn|app|media|distributed)/|apps/|tests/test_")
+    message(FATAL_ERROR "a build compiles what the program does not link:\n${text}")
+  endif()
+  run(${CMAKE_CTEST_COMMAND} --test-dir ${build} -N)
+  if(NOT text MATCHES "Total Tests: 1")
+    message(FATAL_ERROR "the project's tests are no longer its own:\n${text}")
+  endif()
+  run(${CMAKE_COMMAND} -P ${build}/cmake_install.cmake)  # nothing is built, so that an installed library would be an error
+endforeach()
+
+if(NOT "$ENV{TRAINKIT_TEST_FULL}" STREQUAL "")
+  run(${CMAKE_COMMAND} --build ${WORK_DIR}/subproject_OFF)
+  run(${WORK_DIR}/subproject_OFF/subproject)
+endif()
