@@ -202,8 +202,14 @@ message(STATUS "cuda: ${CUDA_FOUND}")
         flags = run("pkg-config", f"--define-variable=torch={TORCH}", "--cflags", "--libs", "trainkit",
                     environment={"PKG_CONFIG_PATH": str(PREFIX / "lib/pkgconfig")})
         self.assertEqual(flags.returncode, 0, flags.stderr)
-        result = run(COMPILER, SOURCE / "examples/consumer/main.cpp", "-o", WORK / "consumer", *flags.stdout.split())
+        flags = flags.stdout.split()
+        result = run(COMPILER, "-c", SOURCE / "examples/consumer/main.cpp", "-o", WORK / "consumer.o", *flags)
         self.assertEqual(result.returncode, 0, result.stderr)
+        modules = [flag for flag in flags if flag.startswith("-ltrainkit_")]
+        every_module = ["-Wl,--whole-archive", *modules, "-Wl,--no-whole-archive"]
+        for name, first in {"all": every_module, "consumer": []}.items():
+            result = run(COMPILER, WORK / "consumer.o", "-o", WORK / name, f"-L{PREFIX / 'lib'}", *first, *flags)
+            self.assertEqual(result.returncode, 0, result.stderr)
         result = run(WORK / "consumer")
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertRegex(result.stdout, r"y = (3|2\.99)\S* x")
