@@ -187,14 +187,16 @@ find_package(trainkit REQUIRED COMPONENTS core)
 file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/main.cpp "int main() {}")
 add_executable(program ${CMAKE_CURRENT_BINARY_DIR}/main.cpp)
 target_link_libraries(program PRIVATE trainkit::trainkit)
-message(STATUS "cuda: ${CUDA_FOUND}")
+trainkit_precompile(program)
+get_target_property(precompiled program PRECOMPILE_HEADERS)
+message(STATUS "cuda: ${CUDA_FOUND}, precompiled: ${precompiled}")
 """
         if not (TORCH / "lib/libtorch_cuda.so").exists():
             self.skipTest("a LibTorch without CUDA")
         result = self.configure("no_toolkit", lines, "-Dtrainkit_NVCC=OFF", toolkit=False)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("no CUDA toolkit found", result.stdout)
-        self.assertIn("cuda: \n", result.stdout)
+        self.assertRegex(result.stdout, r"cuda: , precompiled: .*torch/nn/module\.h")
 
     def test_pkg_config_is_enough_to_build_the_consumer(self):
         if shutil.which("pkg-config") is None:
