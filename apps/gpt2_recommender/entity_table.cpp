@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
+#include <tuple>
 #include <unordered_set>
 #include <utility>
 
@@ -15,7 +17,38 @@ constexpr const char* kNouns[] = {"user", "item"};
 constexpr const char* kForms[] = {"none",        "seconds", "milliseconds",          "microseconds",
                                   "nanoseconds", "dates",   "dates with a time zone"};
 
+constexpr size_t kTableSize = size_t{1} << 22;
+
+/// Returns the place of an id in the table of NumbersById; nullopt for an id that is not such a number as it is written
+/// without leading zeros.
+std::optional<size_t> place_of(std::string_view id) {
+  constexpr size_t kMostDigits = 7;
+  if (id.empty() || id.size() > kMostDigits || (id.front() == '0' && id.size() > 1)) return std::nullopt;
+  size_t place = 0;
+  for (const char c : id) {
+    if (c < '0' || c > '9') return std::nullopt;
+    place = 10 * place + static_cast<size_t>(c - '0');
+  }
+  return place < kTableSize ? std::optional(place) : std::nullopt;
+}
+
 }  // namespace
+
+int32_t NumbersById::find(std::string_view id) const {
+  if (const auto place = place_of(id)) return *place < table_.size() ? table_[*place] : kNone;
+  const auto at = others_.find(id);
+  return at == others_.end() ? kNone : at->second;
+}
+
+void NumbersById::add(std::string_view id, int32_t number) {
+  ++size_;
+  if (const auto place = place_of(id)) {
+    if (*place >= table_.size()) table_.resize(*place + 1, kNone);
+    table_[*place] = number;
+  } else {
+    others_.emplace(id, number);
+  }
+}
 
 TableOptions published_table(const char* kind, const char* separator) {
   return {.kind = kind,
@@ -28,18 +61,18 @@ TableOptions published_table(const char* kind, const char* separator) {
 }
 
 absl::Status EntityTable::add(const TableReader& row, std::string_view id, std::string text) {
-  const auto [at, is_new] = by_id_.emplace(id, static_cast<int32_t>(rows_.size()));
-  if (!is_new) {
-    const int64_t line = rows_[static_cast<size_t>(at->second)].line;
+  if (const int32_t known = by_id_.find(id); known != NumbersById::kNone) {
+    const int64_t line = rows_[static_cast<size_t>(known)].line;
     return row.bad_row(noun_, fmt::format("duplicate of line {}", line), id, "each id once");
   }
+  by_id_.add(id, static_cast<int32_t>(rows_.size()));
   rows_.push_back({{std::string(id), std::move(text)}, row.line()});
   return absl::OkStatus();
 }
 
 const Entity* EntityTable::find(std::string_view id) const {
-  const auto at = by_id_.find(id);
-  return at == by_id_.end() ? nullptr : &rows_[static_cast<size_t>(at->second)].entity;
+  const int32_t known = by_id_.find(id);
+  return known == NumbersById::kNone ? nullptr : &rows_[static_cast<size_t>(known)].entity;
 }
 
 std::string EntityTable::unused_note(const std::vector<Entity>& used) const {
@@ -60,7 +93,7 @@ void RatingsBuilder::use(const TableReader& file, Part part) {
 
 absl::StatusOr<int32_t> RatingsBuilder::number(int which, std::string_view id) {
   NumbersById& numbers = numbers_[which];
-  if (const auto seen = numbers.find(id); seen != numbers.end()) return seen->second;
+  if (const int32_t seen = numbers.find(id); seen != NumbersById::kNone) return seen;
   Entity entity{std::string(id), {}};
   if (const EntityTable* table = tables_[which]) {
     const Entity* known = table->find(id);
@@ -68,11 +101,12 @@ absl::StatusOr<int32_t> RatingsBuilder::number(int which, std::string_view id) {
     entity = *known;
   }
   (which == 0 ? ratings_.users : ratings_.items).push_back(std::move(entity));
-  return numbers.emplace(id, static_cast<int32_t>(numbers.size())).first->second;
+  numbers.add(id, numbers.size());
+  return numbers.size() - 1;
 }
 
 absl::Status RatingsBuilder::add(std::string_view user, std::string_view item, double value, const ParsedTime& time) {
-  Rating row{.value = static_cast<float>(value), .time = time.time, .part = part_};
+  Rating row{.value = static_cast<float>(value), .part = part_, .time = time.time};
   TRAINKIT_ASSIGN_OR_RETURN(row.user, number(0, user));
   TRAINKIT_ASSIGN_OR_RETURN(row.item, number(1, item));
   if (ratings_.rows.empty()) {
@@ -92,24 +126,17 @@ absl::Status RatingsBuilder::add(std::string_view user, std::string_view item, d
 }
 
 absl::Status RatingsBuilder::check_pairs() const {
-  std::vector<std::pair<int64_t, size_t>> pairs(lines_.size());
-  for (size_t i = 0; i < pairs.size(); ++i) {
-    pairs[i] = {int64_t{ratings_.rows[i].user} << 32 | ratings_.rows[i].item, i};
-  }
-  // Sorted by pair and then by row, so equal pairs are neighbours. Report the duplicate that is first in the file.
-  std::sort(pairs.begin(), pairs.end());
-  size_t first = pairs.size(), second = pairs.size();
-  for (size_t i = 1; i < pairs.size(); ++i) {
-    if (pairs[i].first == pairs[i - 1].first && pairs[i].second < second) {
-      std::tie(first, second) = std::pair(pairs[i - 1].second, pairs[i].second);
-    }
-  }
-  if (second == pairs.size()) return absl::OkStatus();
-  const Rating& row = ratings_.rows[second];
+  // Report the duplicate that is first in the file.
+  int64_t first = 0, second = std::ssize(ratings_.rows);
+  for_each_repeat(ratings_, -std::numeric_limits<double>::infinity(), [&](int64_t row, int64_t earlier) {
+    if (row < second) std::tie(first, second) = std::pair(earlier, row);
+  });
+  if (second == std::ssize(ratings_.rows)) return absl::OkStatus();
+  const Rating& row = ratings_.rows[static_cast<size_t>(second)];
   return file_of(row.part).bad_line(
-      lines_[second], "",
+      lines_[static_cast<size_t>(second)], "",
       fmt::format("user {} and item {}: duplicate of line {}", ratings_.users[row.user].id, ratings_.items[row.item].id,
-                  lines_[first]),
+                  lines_[static_cast<size_t>(first)]),
       "", "each pair once");
 }
 

@@ -19,12 +19,28 @@ namespace trainkit::rec::detail {
 /// inside a line is truncated.
 TableOptions published_table(const char* kind, const char* separator);
 
-/// Numbers of users or items by id, which are found without a copy of the id.
-struct IdHash {
-  using is_transparent = void;
-  size_t operator()(std::string_view id) const { return std::hash<std::string_view>()(id); }
+/// Numbers of users or items by id. An id that is a whole number below 2^22, as in most data sets, is an index of a
+/// table; others are in a hash map.
+class NumbersById {
+ public:
+  static constexpr int32_t kNone = -1;
+
+  /// Returns the number of an id; kNone if it has none.
+  int32_t find(std::string_view id) const;
+  /// Gives an id that has none its number, 0 or more.
+  void add(std::string_view id, int32_t number);
+  bool contains(std::string_view id) const { return find(id) != kNone; }
+  int32_t size() const { return size_; }
+
+ private:
+  struct Hash {
+    using is_transparent = void;  // finds without a copy of the id
+    size_t operator()(std::string_view id) const { return std::hash<std::string_view>()(id); }
+  };
+  std::vector<int32_t> table_;
+  std::unordered_map<std::string, int32_t, Hash, std::equal_to<>> others_;
+  int32_t size_ = 0;
 };
-using NumbersById = std::unordered_map<std::string, int32_t, IdHash, std::equal_to<>>;
 
 /// Holds the users or items that a file describes, by id.
 class EntityTable {

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <numeric>
 #include <unordered_map>
+#include <utility>
 
+#include "gpt2_recommender/rows_by_user.h"
 #include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
@@ -25,26 +27,31 @@ struct Events {
 /// Returns the events of each pair with at least `min_rating`, in the order of their first row. Error data.split if a
 /// pair is in two parts.
 absl::StatusOr<std::vector<Events>> collect(const Ratings& ratings, double min_rating) {
+  constexpr int64_t kIsFirst = -1;
+  std::vector<int64_t> first_of;  // first row of the pair of each row; of a first row, its place in `pairs`
+  if (ratings.may_repeat) {
+    first_of.resize(ratings.rows.size(), kIsFirst);
+    for_each_repeat(ratings, min_rating, [&](int64_t row, int64_t first) { first_of[row] = first; });
+  }
   std::vector<Events> pairs;
-  std::unordered_map<int64_t, size_t> known;
-  for (const Rating& row : ratings.rows) {
+  pairs.reserve(ratings.rows.size());
+  for (size_t i = 0; i < ratings.rows.size(); ++i) {
+    const Rating& row = ratings.rows[i];
     if (row.value < min_rating) continue;
-    if (ratings.may_repeat) {
-      const auto [at, is_new] = known.emplace(int64_t{row.user} << 32 | row.item, pairs.size());
-      if (!is_new) {
-        Events& pair = pairs[at->second];
-        if (pair.first->part != row.part) {
-          return data_error("data.split", {.file = ratings.path},
-                            fmt::format("user {} and item {} are in two of the files", ratings.users[row.user].id,
-                                        ratings.items[row.item].id),
-                            "", "each pair in one part");
-        }
-        ++pair.count;
-        if (row.time >= pair.last->time) pair.last = &row;
-        continue;
-      }
+    if (first_of.empty() || first_of[i] == kIsFirst) {
+      if (!first_of.empty()) first_of[i] = std::ssize(pairs);
+      pairs.push_back({&row, &row});
+      continue;
     }
-    pairs.push_back({&row, &row});
+    Events& pair = pairs[first_of[first_of[i]]];
+    if (pair.first->part != row.part) {
+      return data_error("data.split", {.file = ratings.path},
+                        fmt::format("user {} and item {} are in two of the files", ratings.users[row.user].id,
+                                    ratings.items[row.item].id),
+                        "", "each pair in one part");
+    }
+    ++pair.count;
+    if (row.time >= pair.last->time) pair.last = &row;
   }
   return pairs;
 }
@@ -72,13 +79,6 @@ int32_t renumber(int32_t old, std::vector<int32_t>& numbers, const std::vector<E
   return numbers[old];
 }
 
-/// Returns the rows of each user, in the order of the file.
-std::vector<std::vector<int64_t>> rows_by_user(const Interactions& interactions) {
-  std::vector<std::vector<int64_t>> rows(interactions.users.size());
-  for (int64_t i = 0; i < interactions.size(); ++i) rows[interactions.user[i]].push_back(i);
-  return rows;
-}
-
 constexpr double kTestShare = 0.1;
 
 /// Returns how many of a user's `rows` go to {training, validation, test}, by RecBole's rule for these shares. Each
@@ -99,19 +99,19 @@ std::array<int64_t, 3> ratio_counts(int64_t rows, double validation_share, doubl
   return counts;
 }
 
-void shuffle(std::vector<int64_t>& rows, RandomStream random) {
+void shuffle(std::span<int64_t> rows, RandomStream random) {
   for (size_t i = rows.size(); i > 1; --i) std::swap(rows[i - 1], rows[random.below(i)]);
 }
 
 /// Moves shares of each user's training rows to validation and to the test, at random.
 void divide(const Interactions& interactions, const SplitOptions& options, double test_share, Split& split) {
-  auto by_user = rows_by_user(interactions);
-  for (size_t user = 0; user < by_user.size(); ++user) {
-    auto& rows = by_user[user];
-    std::erase_if(rows, [&](int64_t row) { return split.parts[static_cast<size_t>(row)] != Part::kTrain; });
+  RowsByUser by_user(
+      interactions.size(), interactions.users.size(), [&](int64_t row) { return interactions.user[row]; },
+      [&](int64_t row) { return split.parts[row] == Part::kTrain; });
+  for (size_t user = 0; user < by_user.num_users(); ++user) {
+    const auto rows = by_user.of(user);
     shuffle(rows, RandomStream(hash_key(options.seed, 0x5711u, user)));
-    const auto [train, validation, test] =
-        ratio_counts(static_cast<int64_t>(rows.size()), options.validation_share, test_share);
+    const auto [train, validation, test] = ratio_counts(std::ssize(rows), options.validation_share, test_share);
     for (int64_t i = 0; i < validation; ++i) split.parts[rows[train + i]] = Part::kValidation;
     for (int64_t i = 0; i < test; ++i) split.parts[rows[train + validation + i]] = Part::kTest;
   }
@@ -134,16 +134,38 @@ Split split_by_files(const Interactions& interactions, const SplitOptions& optio
   return split;
 }
 
+/// The last two interactions of a user in time.
+struct LastTwo {
+  struct Event {
+    EventTime time = {};
+    int64_t order = 0;  // of equal times
+    int64_t row = 0;
+    auto operator<=>(const Event&) const = default;  // NOLINT(modernize-use-nullptr)
+  };
+  Event last = {}, before = {};
+  int64_t count = 0;
+
+  void add(const Event& event) {
+    ++count;
+    if (count == 1 || event > last) {
+      before = std::exchange(last, event);
+    } else if (count == 2 || event > before) {
+      before = event;
+    }
+  }
+};
+
 Split split_by_time(const Interactions& interactions) {
   Split split{"leave-one-out by time", std::vector<Part>(interactions.user.size(), Part::kTrain)};
-  for (auto& rows : rows_by_user(interactions)) {
-    if (rows.size() < 3) continue;
-    const auto key = [&](int64_t row) {
-      return std::pair(interactions.time[row], interactions.last_row.empty() ? row : interactions.last_row[row]);
-    };
-    std::stable_sort(rows.begin(), rows.end(), [&](int64_t a, int64_t b) { return key(a) < key(b); });
-    split.parts[rows[rows.size() - 2]] = Part::kValidation;
-    split.parts[rows.back()] = Part::kTest;
+  std::vector<LastTwo> users(interactions.users.size());
+  for (int64_t row = 0; row < interactions.size(); ++row) {
+    const int64_t order = interactions.last_row.empty() ? row : interactions.last_row[row];
+    users[interactions.user[row]].add({interactions.time[row], order, row});
+  }
+  for (const LastTwo& user : users) {
+    if (user.count < 3) continue;
+    split.parts[user.before.row] = Part::kValidation;
+    split.parts[user.last.row] = Part::kTest;
   }
   return split;
 }
@@ -178,6 +200,10 @@ absl::StatusOr<Interactions> filter_ratings(const Ratings& ratings, const Filter
   Interactions kept;
   kept.has_times = ratings.has_times;
   kept.has_validation = ratings.has_validation;
+  kept.user.reserve(pairs.size());
+  kept.item.reserve(pairs.size());
+  kept.time.reserve(pairs.size());
+  if (ratings.may_repeat) kept.last_row.reserve(pairs.size());
   std::vector<int32_t> users(ratings.users.size(), -1), items(ratings.items.size(), -1);
   for (const Events& pair : pairs) {
     kept.user.push_back(renumber(pair.first->user, users, ratings.users, kept.users));

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "trainkit/core/fs.h"
 #include "trainkit/core/random.h"
@@ -19,6 +20,8 @@ namespace trainkit::rec {
 namespace {
 
 constexpr int64_t kUserBlock = 32;  // 474 KB of scores for 3,706 items: they stay in the L2 cache
+constexpr int64_t kMostItems = 4096;
+constexpr int64_t kLargeUserBlock = 128, kItemTile = 1024;  // with more items: 512 KB of scores
 constexpr int64_t kDeviceBlock = 1024;
 constexpr int64_t kScoreChunk = 64;
 constexpr int64_t kScoreLanes = 16;
@@ -69,37 +72,56 @@ class TopList {
 // own pseudo-random order of the items instead: a hash of user and item. On a GPU, topk orders equal scores
 // arbitrarily, so the CPU searches the rows in which it found some.
 
-/// Finds the k best of `count` scores. Skips chunks without a score as good as the k-th best so far, which are nearly
-/// all.
-void search_row(const float* scores, int64_t count, int64_t k, int64_t user, int64_t* out) {
-  TopList list(out, k, user);
+/// Offers the scores of the items from `first` on. Skips chunks without a score as good as the k-th best so far, which
+/// are nearly all.
+void offer_all(TopList& list, const float* scores, int64_t count, int64_t first) {
   int64_t i = 0;
   for (; i + kScoreChunk <= count; i += kScoreChunk) {
     if (!any_of_at_least(scores + i, list.least())) continue;
-    for (int64_t j = i; j < i + kScoreChunk; ++j) list.offer(scores[j], j);
+    for (int64_t j = i; j < i + kScoreChunk; ++j) list.offer(scores[j], first + j);
   }
-  for (; i < count; ++i) list.offer(scores[i], i);
+  for (; i < count; ++i) list.offer(scores[i], first + i);
 }
 
 int64_t number_of(std::span<const int64_t> numbers, int64_t row) {
   return numbers.empty() ? row : numbers[static_cast<size_t>(row)];
 }
 
-/// Calls visit(user, scores of all items) for every user, from several threads. `visit` may change the scores.
+/// Returns the part of ascending `items` from `first` to first + count - 1.
+std::span<const int32_t> items_between(std::span<const int32_t> items, int64_t first, int64_t count) {
+  const auto begin = std::lower_bound(items.begin(), items.end(), first);
+  return {begin, std::lower_bound(begin, items.end(), first + count)};
+}
+
+/// Returns the lists (U, k) of all users. Calls visit(list, user, first, scores, count) for every user and tile of the
+/// items, from several threads: `scores` are those of the items from `first` on, which `visit` may change.
 template <class Visit>
-void for_each_row(const at::Tensor& users, const at::Tensor& items, Visit visit) {
+at::Tensor search_tiles(const at::Tensor& users, const at::Tensor& items, int64_t k, std::span<const int64_t> numbers,
+                        Visit visit) {
   const at::Tensor rows = users.to(at::kFloat).contiguous(), columns = items.to(at::kFloat).t();
-  const int64_t count = rows.size(0), width = columns.size(1);
-  at::parallel_for(0, (count + kUserBlock - 1) / kUserBlock, 1, [&](int64_t begin, int64_t end) {
+  const int64_t count = rows.size(0), num_items = columns.size(1);
+  const int64_t block = num_items > kMostItems ? kLargeUserBlock : kUserBlock;
+  const int64_t tile = num_items > kMostItems ? kItemTile : num_items;
+  at::Tensor lists = at::empty({count, k}, at::kLong);
+  auto* out = lists.mutable_data_ptr<int64_t>();
+  at::parallel_for(0, (count + block - 1) / block, 1, [&](int64_t begin, int64_t end) {
     const c10::InferenceMode guard;
-    at::Tensor block = at::empty({kUserBlock, width}, at::kFloat);
+    const at::Tensor products = at::empty({block, tile}, at::kFloat);
+    std::vector<TopList> best;
     for (int64_t b = begin; b < end; ++b) {
-      const int64_t first = b * kUserBlock, size = std::min(kUserBlock, count - first);
-      at::Tensor scores = block.narrow(0, 0, size);
-      at::mm_out(scores, rows.narrow(0, first, size), columns);
-      for (int64_t i = 0; i < size; ++i) visit(first + i, scores.mutable_data_ptr<float>() + i * width);
+      const int64_t user = b * block, size = std::min(block, count - user);
+      best.clear();
+      for (int64_t i = user; i < user + size; ++i) best.emplace_back(out + i * k, k, number_of(numbers, i));
+      for (int64_t first = 0; first < num_items; first += tile) {
+        const int64_t width = std::min(tile, num_items - first);
+        at::Tensor scores = products.narrow(0, 0, size).narrow(1, 0, width);
+        at::mm_out(scores, rows.narrow(0, user, size), columns.narrow(1, first, width));
+        auto* data = scores.mutable_data_ptr<float>();
+        for (int64_t i = 0; i < size; ++i) visit(best[static_cast<size_t>(i)], user + i, first, data + i * tile, width);
+      }
     }
   });
+  return lists;
 }
 
 /// Searches the rows again in whose `best` scores (N, k + 1), best first, some are equal. See Note [Equal scores].
@@ -110,8 +132,9 @@ void order_ties(at::Tensor& lists, const at::Tensor& best, const at::Tensor& sco
   const at::Tensor copy = scores.index_select(0, rows).cpu(), at_rows = rows.cpu();
   for (int64_t i = 0; i < copy.size(0); ++i) {
     const int64_t row = at_rows.const_data_ptr<int64_t>()[i];
-    search_row(copy.const_data_ptr<float>() + i * copy.size(1), copy.size(1), lists.size(1),
-               number_of(numbers, first + row), lists.mutable_data_ptr<int64_t>() + row * lists.size(1));
+    TopList list(lists.mutable_data_ptr<int64_t>() + row * lists.size(1), lists.size(1),
+                 number_of(numbers, first + row));
+    offer_all(list, copy.const_data_ptr<float>() + i * copy.size(1), copy.size(1), 0);
   }
 }
 
@@ -190,33 +213,52 @@ at::Tensor top_items(const at::Tensor& users, const at::Tensor& items, const Use
                     excluded.num_users());
   const c10::InferenceMode guard;
   if (!users.is_cpu()) return top_items_on_device(users, items, excluded, k, numbers);
-  at::Tensor lists = at::empty({users.size(0), k}, at::kLong);
-  int64_t* out = lists.mutable_data_ptr<int64_t>();
-  for_each_row(users, items, [&](int64_t user, float* scores) {
-    for (const int32_t item : excluded.of(user)) scores[item] = kNever;
-    search_row(scores, items.size(0), k, number_of(numbers, user), out + user * k);
+  return search_tiles(users, items, k, numbers,
+                      [&](TopList& list, int64_t user, int64_t first, float* scores, int64_t count) {
+                        for (const int32_t item : items_between(excluded.of(user), first, count)) {
+                          scores[item - first] = kNever;
+                        }
+                        offer_all(list, scores, count, first);
+                      });
+}
+
+at::Tensor top_popular(const at::Tensor& popularity, const UserItems& excluded, int64_t k) {
+  const auto* scores = popularity.const_data_ptr<float>();
+  std::vector<int32_t> order(static_cast<size_t>(popularity.size(0)));
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return scores[a] > scores[b]; });
+  at::Tensor lists = at::empty({excluded.num_users(), k}, at::kLong);
+  auto* out = lists.mutable_data_ptr<int64_t>();
+  at::parallel_for(0, excluded.num_users(), kUserBlock, [&](int64_t begin, int64_t end) {
+    std::vector<char> is_excluded(order.size());
+    for (int64_t user = begin; user < end; ++user) {
+      for (const int32_t item : excluded.of(user)) is_excluded[item] = 1;
+      TopList list(out + user * k, k, user);
+      for (const int32_t item : order) {
+        if (scores[item] < list.least()) break;  // also all after it
+        if (!is_excluded[item]) list.offer(scores[item], item);
+      }
+      for (const int32_t item : excluded.of(user)) is_excluded[item] = 0;
+    }
   });
   return lists;
 }
 
 at::Tensor top_candidates(const at::Tensor& users, const at::Tensor& items, const UserItems& candidates, int64_t k) {
   const c10::InferenceMode guard;
-  at::Tensor lists = at::empty({users.size(0), k}, at::kLong);
-  int64_t* out = lists.mutable_data_ptr<int64_t>();
-  const auto search = [&](int64_t user, const auto& score_of) {
-    TopList list(out + user * k, k, user);
-    const auto chosen = candidates.of(user);
-    for (size_t i = 0; i < chosen.size(); ++i) list.offer(score_of(i, chosen[i]), chosen[i]);
-  };
   if (candidates.size() * kProductsPerScore >= users.size(0) * items.size(0)) {
-    for_each_row(users.cpu(), items.cpu(), [&](int64_t user, const float* scores) {
-      search(user, [&](size_t, int32_t item) { return scores[item]; });
-    });
-    return lists;
+    return search_tiles(users.cpu(), items.cpu(), k, {},
+                        [&](TopList& list, int64_t user, int64_t first, const float* scores, int64_t count) {
+                          for (const int32_t item : items_between(candidates.of(user), first, count)) {
+                            list.offer(scores[item - first], item);
+                          }
+                        });
   }
   const at::Tensor rows = users.to(at::kCPU, at::kFloat).contiguous(),
                    table = items.to(at::kCPU, at::kFloat).contiguous();
   const int64_t dim = rows.size(1);
+  at::Tensor lists = at::empty({users.size(0), k}, at::kLong);
+  auto* out = lists.mutable_data_ptr<int64_t>();
   at::parallel_for(0, rows.size(0), kUserBlock, [&](int64_t begin, int64_t end) {
     std::vector<float> scores;
     for (int64_t user = begin; user < end; ++user) {
@@ -224,7 +266,8 @@ at::Tensor top_candidates(const at::Tensor& users, const at::Tensor& items, cons
       scores.resize(chosen.size());
       score_chosen(rows.const_data_ptr<float>() + user * dim, table.const_data_ptr<float>(), dim, chosen.data(),
                    std::ssize(chosen), scores.data());
-      search(user, [&](size_t i, int32_t) { return scores[i]; });
+      TopList list(out + user * k, k, user);
+      for (size_t i = 0; i < chosen.size(); ++i) list.offer(scores[i], chosen[i]);
     }
   });
   return lists;
@@ -275,9 +318,9 @@ absl::StatusOr<Ranking> Ranking::create(const Interactions& interactions, const 
   UserItems excluded = is_test ? UserItems(interactions, split, {Part::kTrain, Part::kValidation})
                                : UserItems(interactions, split, {Part::kTrain});
   at::Tensor popularity = at::zeros({interactions.num_items()}, at::kFloat);
+  auto* counts = popularity.mutable_data_ptr<float>();
   for (int64_t i = 0; i < interactions.size(); ++i) {
-    if (split.parts[i] == Part::kTrain)
-      popularity.mutable_data_ptr<float>()[interactions.item[i]] += static_cast<float>(interactions.events(i));
+    if (split.parts[i] == Part::kTrain) counts[interactions.item[i]] += static_cast<float>(interactions.events(i));
   }
   Ranking ranking(options, std::move(positives), std::move(excluded), std::move(popularity));
   if (!options.negatives_file.empty()) {
@@ -304,7 +347,9 @@ at::Tensor Ranking::lists(const at::Tensor& users, const at::Tensor& items) cons
 }
 
 at::Tensor Ranking::popular_lists() const {
-  return lists(at::ones({positives_.num_users(), 1}), popularity_.unsqueeze(1));
+  const int64_t k = *std::max_element(options_.ks.begin(), options_.ks.end());
+  if (!candidates_) return top_popular(popularity_, excluded_, k);
+  return top_candidates(at::ones({positives_.num_users(), 1}), popularity_.unsqueeze(1), *candidates_, k);
 }
 
 std::map<std::string, double> Ranking::score(const at::Tensor& lists) const {

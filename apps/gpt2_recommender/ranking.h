@@ -21,13 +21,18 @@ namespace trainkit::rec {
 /// equal scores have a pseudo-random order, fixed for each user: `numbers` has the number of each row's user (default:
 /// the row). A model whose scores are all equal thus has the scores of random lists.
 ///
-/// On the CPU it multiplies and searches one block of users at a time, while the scores are in the cache, with all
-/// intra-op threads. On other devices it computes, masks and searches a block on the device. Synchronises.
+/// On the CPU it multiplies and searches one block of users (and one tile of many items) at a time, while the scores
+/// are in the cache, with all intra-op threads. On other devices it computes, masks and searches a block on the device.
+/// Synchronises.
 at::Tensor top_items(const at::Tensor& users, const at::Tensor& items, const UserItems& excluded, int64_t k,
                      std::span<const int64_t> numbers = {});
 
-/// Returns the same among `candidates` only. Scores these alone where they are few; where they are a large share of the
-/// items, one product of all is faster. On the CPU.
+/// Returns the lists of top_items for scores that all users share: `popularity` (I) float32, on the CPU. Visits only
+/// the first items of each user, not all.
+at::Tensor top_popular(const at::Tensor& popularity, const UserItems& excluded, int64_t k);
+
+/// Returns the lists of top_items among `candidates` only. Scores these alone where they are few; where they are a
+/// large share of the items, one product of all is faster. On the CPU.
 at::Tensor top_candidates(const at::Tensor& users, const at::Tensor& items, const UserItems& candidates, int64_t k);
 
 /// Returns scores in 0..1 under names like "recall@10": recall, precision, ndcg, mrr (reciprocal rank of the first hit;

@@ -58,6 +58,12 @@ EventTime negated(EventTime time) {
 
 /// Parses [+-]digits[.digits][e[+-]digits].
 std::optional<EventTime> parse_decimal(std::string_view text) {
+  std::string_view rest = text;
+  if (take_digits(rest); rest.empty() && !text.empty() && text.size() <= kDecimals) {
+    int64_t whole = 0;  // nearly all times
+    for (const char digit : text) whole = 10 * whole + (digit - '0');
+    return EventTime(whole);
+  }
   const bool is_negative = text.starts_with('-');
   take(text, "+-");
   std::string digits(take_digits(text));

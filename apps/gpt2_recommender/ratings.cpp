@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <set>
 
+#include "gpt2_recommender/rows_by_user.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/folder_files.h"
@@ -98,6 +99,28 @@ absl::Status check_no_table_option(const RatingsOptions& options) {
 }
 
 }  // namespace
+
+void for_each_repeat(const Ratings& ratings, double min_rating,
+                     absl::FunctionRef<void(int64_t row, int64_t first)> visit) {
+  const auto at = [&](int64_t row) -> const Rating& { return ratings.rows[static_cast<size_t>(row)]; };
+  RowsByUser by_user(
+      std::ssize(ratings.rows), ratings.users.size(), [&](int64_t row) { return at(row).user; },
+      [&](int64_t row) { return !(at(row).value < min_rating); });
+  struct Seen {
+    int64_t user = -1, row = 0;
+  };
+  std::vector<Seen> last(ratings.items.size());  // user who has chosen the item last
+  for (size_t user = 0; user < by_user.num_users(); ++user) {
+    for (const int64_t row : by_user.of(user)) {
+      Seen& seen = last[static_cast<size_t>(at(row).item)];
+      if (seen.user == static_cast<int64_t>(user)) {
+        visit(row, seen.row);
+      } else {
+        seen = {static_cast<int64_t>(user), row};
+      }
+    }
+  }
+}
 
 const std::vector<std::string>& ratings_formats() {
   static const std::vector<std::string> names = {"auto", "ml-1m", "ml-100k", "recbole", "table"};

@@ -1,6 +1,7 @@
 #pragma once
 /// Reads ratings and the descriptions of users and items from MovieLens and RecBole files, and tables of interactions.
 
+#include <absl/functional/function_ref.h>
 #include <absl/status/statusor.h>
 
 #include <compare>
@@ -31,8 +32,8 @@ struct Rating {
   int32_t user = 0;  ///< Index in Ratings::users.
   int32_t item = 0;  ///< Index in Ratings::items.
   float value = 0;
-  EventTime time = {};
   Part part = Part::kTrain;  ///< Part whose file has the line, if Ratings::has_parts.
+  EventTime time = {};
 };
 
 /// A user or an item.
@@ -65,6 +66,11 @@ struct Ratings {
   /// Messages for the user: users and items that are in their file but have no rating.
   std::vector<std::string> notes = {};
 };
+
+/// Calls `visit(row, first)` for each row of at least `min_rating` with the user and the item of an earlier such row;
+/// `first` is the first of these.
+void for_each_repeat(const Ratings& ratings, double min_rating,
+                     absl::FunctionRef<void(int64_t row, int64_t first)> visit);
 
 /// Returns the format names that read_ratings accepts, "auto" first.
 const std::vector<std::string>& ratings_formats();

@@ -3,9 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <unordered_map>
+#include <optional>
 
 #include "gpt2_recommender/interactions.h"
+#include "gpt2_recommender/rows_by_user.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
@@ -54,7 +55,40 @@ absl::StatusOr<std::string> for_each_pair(
   return protocol;
 }
 
-int64_t key_of(int32_t user, int32_t item) { return int64_t{user} << 32 | item; }
+/// Finds the rows of pairs. Lines of a split file are usually in the order of the rows, so the row after the last one
+/// comes first; an index of all pairs is made when it is another.
+class PairRows {
+ public:
+  explicit PairRows(const Interactions& interactions) : pairs_(interactions) {}
+
+  /// Returns the row of a pair; -1 if there is none.
+  int64_t find(int32_t user, int32_t item) {
+    if (next_ >= pairs_.size() || pairs_.user[next_] != user || pairs_.item[next_] != item) {
+      if (!by_user_) index();
+      const auto rows = by_user_->of(static_cast<size_t>(user));
+      const auto at = std::lower_bound(rows.begin(), rows.end(), item,
+                                       [&](int64_t row, int32_t wanted) { return pairs_.item[row] < wanted; });
+      if (at == rows.end() || pairs_.item[*at] != item) return -1;
+      next_ = *at;
+    }
+    return next_++;
+  }
+
+ private:
+  void index() {
+    by_user_.emplace(
+        pairs_.size(), pairs_.users.size(), [&](int64_t row) { return pairs_.user[row]; },
+        [](int64_t) { return true; });
+    for (size_t user = 0; user < by_user_->num_users(); ++user) {
+      const auto rows = by_user_->of(user);
+      std::sort(rows.begin(), rows.end(), [&](int64_t a, int64_t b) { return pairs_.item[a] < pairs_.item[b]; });
+    }
+  }
+
+  const Interactions& pairs_;
+  std::optional<RowsByUser> by_user_;
+  int64_t next_ = 0;
+};
 
 constexpr int64_t kUnseen = 0;
 
@@ -62,31 +96,36 @@ constexpr int64_t kUnseen = 0;
 
 absl::Status save_split(const std::string& path, const Interactions& interactions, const Split& split) {
   std::string text = fmt::format("{}{}\n{}\n", kProtocol, split.protocol, kHeader);
-  for (int64_t i = 0; i < interactions.size(); ++i) {
-    text += fmt::format("{}\t{}\t{}\n", interactions.users[interactions.user[i]].id,
-                        interactions.items[interactions.item[i]].id, kParts[static_cast<int>(split.parts[i])]);
-  }
+  const auto for_each_field = [&](auto take) {
+    for (int64_t i = 0; i < interactions.size(); ++i) {
+      take(interactions.users[interactions.user[i]].id, '\t');
+      take(interactions.items[interactions.item[i]].id, '\t');
+      take(kParts[static_cast<int>(split.parts[i])], '\n');
+    }
+  };
+  size_t size = text.size();
+  for_each_field([&](std::string_view field, char) { size += field.size() + 1; });
+  text.reserve(size);
+  for_each_field([&](std::string_view field, char end) { (text += field) += end; });
   return write_file_atomically(Fs::posix(), path, text);
 }
 
 absl::StatusOr<Split> load_split(const std::string& path, const Interactions& interactions) {
   constexpr char kHint[] = "use the --min_rating and --k_core with which the split was made";
   TRAINKIT_ASSIGN_OR_RETURN(const TextFile file, open_split(path));
-  std::unordered_map<int64_t, int64_t> rows;
-  rows.reserve(interactions.user.size());
-  for (int64_t i = 0; i < interactions.size(); ++i) rows[key_of(interactions.user[i], interactions.item[i])] = i;
+  PairRows rows(interactions);
   Split split{"", std::vector<Part>(interactions.user.size())};
   std::vector<int64_t> seen_in(interactions.user.size(), kUnseen);
   const auto visit = [&](int64_t line, std::string_view text, int32_t user, int32_t item, Part part) {
-    const auto row = user < 0 ? rows.end() : rows.find(key_of(user, item));
-    if (row == rows.end()) {
+    const int64_t row = user < 0 ? -1 : rows.find(user, item);
+    if (row < 0) {
       return file.bad(line, "", "no such pair among the interactions", text.substr(0, 80),
                       "a split of this data set and filter", kHint);
     }
-    int64_t& seen = seen_in[row->second];
+    int64_t& seen = seen_in[row];
     if (seen != kUnseen) return file.bad(line, "", fmt::format("duplicate of line {}", seen));
     seen = line;
-    split.parts[row->second] = part;
+    split.parts[row] = part;
     return absl::OkStatus();
   };
   TRAINKIT_ASSIGN_OR_RETURN(split.protocol, for_each_pair(file, interactions, visit));

@@ -96,6 +96,7 @@ absl::StatusOr<std::shared_ptr<const TripletDataset>> TripletDataset::create(con
                       .expected = "an item that was not chosen"});
   }
   std::vector<Pair> pairs;
+  pairs.reserve(static_cast<size_t>(split.count(part)));
   for (int64_t i = 0; i < interactions.size(); ++i) {
     if (split.parts[i] != part) continue;
     const Pair pair = static_cast<uint64_t>(interactions.user[i]) << 32 | static_cast<uint32_t>(interactions.item[i]);

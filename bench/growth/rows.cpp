@@ -1,21 +1,17 @@
 // One row of `./dev bench --growth` at one size: growth_rows ROW SIZE FOLDER. Prints what the work costs as JSON:
 // processor seconds of the process, peak memory above that before the work, and bytes read from files. run.py makes
-// the table. A new row is a function below and a line in run.py.
+// the table. A new row is a function below and a line in run.py. The recommender's rows are in recommender.cpp.
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 #include <unistd.h>
 
 #include <cstdlib>
-#include <ctime>
 #include <fstream>
-#include <functional>
-#include <iostream>
-#include <map>
 #include <string>
 #include <thread>
 
+#include "measure.h"
 #include "report/report.h"
-#include "trainkit/core/status.h"
 #include "trainkit/distributed/process_group.h"
 #include "trainkit/logging/sinks.h"
 #include "trainkit/optim/adam.h"
@@ -25,36 +21,7 @@
 namespace trainkit {
 namespace {
 
-int64_t field_of(const char* path, const std::string& name) {
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with(name)) return std::stoll(line.substr(name.size()));
-  }
-  return 0;
-}
-
-double processor_seconds() {
-  timespec now{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
-void require(const absl::Status& status) {
-  if (status.ok()) return;
-  std::cerr << status << "\n";
-  std::exit(1);
-}
-
-/// Runs `work` and prints its cost. `per` divides the seconds: the number of repetitions or of ranks.
-void measure(const std::function<void()>& work, double per = 1) {
-  std::ofstream("/proc/self/clear_refs") << "5";  // the peak begins at the memory of now
-  const int64_t before = field_of("/proc/self/status", "VmHWM:"), read = field_of("/proc/self/io", "rchar:");
-  const double start = processor_seconds();
-  work();
-  fmt::print("{{\"seconds\": {:.6f}, \"peak_mb\": {:.1f}, \"read_mb\": {:.1f}}}\n", (processor_seconds() - start) / per,
-             static_cast<double>(field_of("/proc/self/status", "VmHWM:") - before) / 1024,
-             static_cast<double>(field_of("/proc/self/io", "rchar:") - read) / 1048576);
-}
+using namespace bench;
 
 /// `count` parameters of `width` values.
 struct Parameters final : torch::nn::Module {
@@ -173,14 +140,12 @@ void ranks(int64_t size, const std::string&) {
 
 int main(int count, char** words) {
   using namespace trainkit;
-  const std::map<std::string, void (*)(int64_t, const std::string&)> rows = {
-      {"weights", weights}, {"state", state}, {"optimizer", optimizer}, {"resume", resume},
-      {"report", report},   {"watch", watch}, {"ranks", ranks}};
-  const auto row = count == 4 ? rows.find(words[1]) : rows.end();
-  if (row == rows.end()) {
-    std::cerr << "usage: growth_rows ROW SIZE FOLDER\n";
-    return 2;
-  }
-  row->second(std::stoll(words[2]), words[3]);
-  return 0;
+  return bench::run_row(count, words,
+                        {{"weights", weights},
+                         {"state", state},
+                         {"optimizer", optimizer},
+                         {"resume", resume},
+                         {"report", report},
+                         {"watch", watch},
+                         {"ranks", ranks}});
 }

@@ -3,10 +3,10 @@
 
     bench/growth/run.py [--build DIR] [--publish] [--counts] [ROW...]
 
-Runs each row of build/bin/growth_rows at its sizes, by processor time and peak memory above that before the work. Fits
-the exponent of the time (1: twice the work takes twice the time) and fails above the bound of the row, 1.15 unless it
-has another, or if the memory of a size is above the row's bound. Prints the values of bench/growth.json, the last
-published ones, next to the new ones; --publish replaces them.
+Runs each row of build/bin/growth_rows and growth_recommender at its sizes, by processor time and peak memory above that
+before the work. Fits the exponent of the time (1: twice the work takes twice the time) and fails above the bound of the
+row, 1.15 unless it has another, or if the memory of a size is above the row's bound. Prints the values of
+bench/growth.json, the last published ones, next to the new ones; --publish replaces them.
 
 --counts checks bytes alone, memory and reads from files, at small sizes: a test without times.
 """
@@ -22,15 +22,16 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Without it a small time is mostly the noise of the machine.
 LEAST_SECONDS = 0.01
+RECOMMENDER = "growth_recommender"
 
 
 class Row:
     """sizes: a factor 8 apart. memory: bound of the peak in MB at a size. reads: bound of the MB read from files, for
-    --counts. exponent: bound of the time's."""
+    --counts. exponent: bound of the time's. program: that of build/bin which runs it."""
 
-    def __init__(self, sizes, unit, memory, reads, exponent=1.15, small=None):
+    def __init__(self, sizes, unit, memory, reads, exponent=1.15, small=None, program="growth_rows"):
         self.sizes, self.unit, self.memory, self.reads, self.exponent = sizes, unit, memory, reads, exponent
-        self.small = small or [sizes[0], sizes[1]]
+        self.small, self.program = small or [sizes[0], sizes[1]], program
 
 
 ROWS = {
@@ -46,6 +47,14 @@ ROWS = {
     "watch": Row([15_625, 125_000, 1_000_000], "records", lambda n: 100, lambda n: 1, exponent=0.5),
     # For one rank: at 32 ranks at most twice the cost at 8.
     "ranks": Row([2, 8, 32], "ranks", lambda n: 100 + 40 * n, lambda n: 1, exponent=0.5, small=[2, 8]),
+    # Maps the file of about 24 bytes an event.
+    "reading": Row([78_125, 625_000, 5_000_000], "events", lambda n: 10 + 0.0002 * n, lambda n: 1,
+                   program=RECOMMENDER),
+    "ranking": Row([625, 5_000, 40_000], "users", lambda n: 20 + 0.001 * n, lambda n: 1, small=[625, 1_250],
+                   program=RECOMMENDER),
+    # Reads the items of the user alone.
+    "recommend": Row([78_125, 625_000, 5_000_000], "events", lambda n: 1, lambda n: 0.1, exponent=0.5,
+                     program=RECOMMENDER),
 }
 
 
@@ -101,8 +110,11 @@ def main():
     problems = []
     for name in options.rows or ROWS:
         row = ROWS[name]
+        if row.program == RECOMMENDER and not (options.build / "bin" / row.program).exists():
+            print(f"{name:10} skipped: {row.program} is not built")  # a build without the programs
+            continue
         sizes = row.small if options.counts else row.sizes
-        values = [measure(options.build / "bin/growth_rows", name, size) for size in sizes]
+        values = [measure(options.build / "bin" / row.program, name, size) for size in sizes]
         print(line_of(name, row, sizes, values, {} if options.counts else published), flush=True)
         problems += problems_of(name, row, sizes, values, options.counts)
         published[name] = {"sizes": sizes, "seconds": [round(value["seconds"], 4) for value in values],

@@ -19,7 +19,8 @@ Ratings make(const std::vector<std::array<int64_t, 4>>& rows) {
   for (const auto& [user, item, value, time] : rows) {
     ratings.users.resize(std::max<size_t>(ratings.users.size(), user + 1));
     ratings.items.resize(std::max<size_t>(ratings.items.size(), item + 1));
-    ratings.rows.push_back({static_cast<int32_t>(user), static_cast<int32_t>(item), static_cast<float>(value), time});
+    ratings.rows.push_back(
+        {static_cast<int32_t>(user), static_cast<int32_t>(item), static_cast<float>(value), Part::kTrain, time});
   }
   for (size_t i = 0; i < ratings.users.size(); ++i) ratings.users[i].id = std::string("u").append(std::to_string(i));
   for (size_t i = 0; i < ratings.items.size(); ++i) ratings.items[i].id = std::string("i").append(std::to_string(i));

@@ -217,6 +217,21 @@ TEST_CASE("Every form of a time keeps its order", "[apps][rec][tables]") {
   }
 }
 
+TEST_CASE("Ids are texts: numbers that are written differently are different ids", "[apps][rec][tables]") {
+  const std::vector<std::string> ids = {"7",       "07",      "+7",        "7.0", "0",    "00",     "-1", "4194303",
+                                        "4194304", "9999999", "123456789", "1e3", "1000", "x-1000", "7x"};
+  std::string text = "user,item\n";
+  for (int round = 0; round < 2; ++round) {
+    for (const std::string& id : ids) text += id + ",item" + std::to_string(round) + "\n" + "0," + id + "\n";
+  }
+  const Ratings ratings = must(Events(text).read());
+  REQUIRE(ratings.users.size() == ids.size());
+  for (size_t i = 0; i < ratings.rows.size(); i += 2) {
+    CHECK(ratings.users[static_cast<size_t>(ratings.rows[i].user)].id == ids[i / 2 % ids.size()]);
+    CHECK(ratings.items[static_cast<size_t>(ratings.rows[i + 1].item)].id == ids[i / 2 % ids.size()]);
+  }
+}
+
 TEST_CASE("leave_one_out takes a user's latest event; of equal times, the later line", "[apps][rec][tables]") {
   const auto test_item = [](const std::string& rows) {
     const std::string other = "v,x,1\nv,y,2\nv,z,3\n";

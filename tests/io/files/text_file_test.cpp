@@ -4,6 +4,7 @@
 #include <fstream>
 #include <vector>
 
+#include "gzip.h"
 #include "test_util.h"
 #include "trainkit/core/error.h"
 
@@ -74,4 +75,34 @@ TEST_CASE("A text that may be truncated, binary or without line ends is refused 
   CHECK(lines_of(open_text_of("a\rb\x01\n", {.control_characters = true}).value())[0] == "a\rb\x01");
   CHECK(error_of_lines("abc\nabcd\n", {.max_line_bytes = 3}).starts_with("t.txt:2: line too long"));
   CHECK(lines_of(open_text_of("abc\nabc", {.max_line_bytes = 3}).value()).size() == 2);
+}
+
+TEST_CASE("A fault after many plain lines is reported with its line, packed or not", "[io][text_file]") {
+  std::string plain;  // longer than the blocks that are checked at once
+  int64_t lines = 0;
+  for (; plain.size() < 300'000; ++lines) plain += "line " + std::to_string(lines) + "\twith words\n";
+  const std::string next = std::to_string(lines + 1);
+  const auto error = [&](const std::string& end, const TextOptions& options = {}) {
+    const std::string both = error_of_lines(plain + end, options);
+    CHECK(error_of_lines(gzip(plain + end), options) == both);
+    return both;
+  };
+  CHECK(error("a\x01\n").starts_with("t.txt:" + next + ": control character (got '\\x01'"));
+  CHECK(error(std::string("a\0\n", 3)).starts_with("t.txt:" + next + ": a NUL byte"));
+  CHECK(error("a\x7f\n").starts_with("t.txt:" + next + ": control character"));
+  CHECK(error("a\rb\n").starts_with("t.txt:" + next + ": a carriage return"));
+  CHECK(error("h\xe9\n").starts_with("t.txt:" + next + ": not UTF-8"));
+  CHECK(error("b", {.may_end_open = false}).starts_with("t.txt:" + next + ": the last line has no line end"));
+  CHECK(error(std::string(200'000, 'x') + "\n", {.max_line_bytes = 100'000})
+            .starts_with("t.txt:" + next + ": line too long"));
+  CHECK(error("caf\xc3\xa9\n" + plain + "h\xe9\n", {.latin1 = true})
+            .starts_with("t.txt:" + std::to_string(2 * lines + 2) + ": encoding differs from line " + next));
+  CHECK(error_of_lines(plain + "\x80", {.latin1 = true}).starts_with("t.txt:" + next + ": neither UTF-8 nor Latin-1"));
+  for (const size_t size : {0, 1, 62, 63, 64, 65, 127, 128, 65'535, 65'536, 65'537}) {
+    const std::string text = std::string(size, 'x') + "\nb\x01\n";
+    CHECK(error_of_lines(text).starts_with("t.txt:2: control character"));
+    CHECK(lines_of(open_text_of(std::string(size, 'x') + "\nb\n").value()).size() == 2);
+  }
+  CHECK(error_of_lines(std::string(70, 'x') + "\n" + std::string(71, 'x') + "\n", {.max_line_bytes = 70})
+            .starts_with("t.txt:2: line too long"));
 }

@@ -54,6 +54,8 @@ class TextLines {
   /// Makes rest_ the next piece of the text; empty at its end.
   absl::Status next_piece();
   absl::StatusOr<std::optional<std::string_view>> last_line();
+  /// Skips lines of the present piece that pass every check of TextFile.
+  void skip_plain_lines();
 
   std::shared_ptr<const MappedFile> file_;
   std::string kind_;
