@@ -16,10 +16,14 @@
 
 #include "report/report.h"
 #include "trainkit/core/status.h"
+#include "trainkit/data/tensor_dataset.h"
 #include "trainkit/distributed/process_group.h"
 #include "trainkit/logging/sinks.h"
+#include "trainkit/memory/batch_size_planner.h"
+#include "trainkit/nn/transformer.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/train/checkpoint.h"
+#include "trainkit/train/step_memory.h"
 #include "trainkit/train/weights.h"
 
 namespace trainkit {
@@ -139,6 +143,23 @@ void watch(int64_t size, const std::string& folder) {
   measure([&] { require(page.body().status()); });
 }
 
+/// Plans the memory of a language model's step with a vocabulary of `size`.
+void plan(int64_t size, const std::string&) {
+  constexpr int64_t kLength = 64;
+  const at::Tensor ids = at::zeros({8, kLength}, at::kLong);
+  const StepRecipe recipe{
+      .make_model = [=] { return Transformer(TransformerConfig{.vocab_size = size, .block_size = kLength}).ptr(); },
+      .make_optimizer = [] { return std::make_unique<AdamW>(); },
+      .loss = make_loss_function([](Transformer& model, const Batch& batch) {
+        return language_model_loss(model->forward(batch["x"]), batch["x"]);
+      }),
+      .dataset = std::make_shared<TensorDataset>(std::vector<std::pair<std::string, at::Tensor>>{{"x", ids}})};
+  require(record_step_memory(recipe, 1, 1).status());  // what is loaded once
+  measure([&] {
+    require(MemoryEstimate::create([&](int64_t rows) { return record_step_memory(recipe, rows, 1); }).status());
+  });
+}
+
 /// Sums 64 KiB over `size` ranks of this machine; the cost of one sum for one rank.
 void ranks(int64_t size, const std::string&) {
   ::setenv("TORCH_FR_BUFFER_SIZE", "0", 1);  // one recorder per process; ranks in threads would write to it together
@@ -175,7 +196,7 @@ int main(int count, char** words) {
   using namespace trainkit;
   const std::map<std::string, void (*)(int64_t, const std::string&)> rows = {
       {"weights", weights}, {"state", state}, {"optimizer", optimizer}, {"resume", resume},
-      {"report", report},   {"watch", watch}, {"ranks", ranks}};
+      {"report", report},   {"watch", watch}, {"plan", plan},           {"ranks", ranks}};
   const auto row = count == 4 ? rows.find(words[1]) : rows.end();
   if (row == rows.end()) {
     std::cerr << "usage: growth_rows ROW SIZE FOLDER\n";
