@@ -12,10 +12,14 @@
 
 #include "measure.h"
 #include "report/report.h"
+#include "trainkit/data/tensor_dataset.h"
 #include "trainkit/distributed/process_group.h"
 #include "trainkit/logging/sinks.h"
+#include "trainkit/memory/batch_size_planner.h"
+#include "trainkit/nn/transformer.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/train/checkpoint.h"
+#include "trainkit/train/step_memory.h"
 #include "trainkit/train/weights.h"
 
 namespace trainkit {
@@ -106,6 +110,23 @@ void watch(int64_t size, const std::string& folder) {
   measure([&] { require(page.body().status()); });
 }
 
+/// Plans the memory of a language model's step with a vocabulary of `size`.
+void plan(int64_t size, const std::string&) {
+  constexpr int64_t kLength = 64;
+  const at::Tensor ids = at::zeros({8, kLength}, at::kLong);
+  const StepRecipe recipe{
+      .make_model = [=] { return Transformer(TransformerConfig{.vocab_size = size, .block_size = kLength}).ptr(); },
+      .make_optimizer = [] { return std::make_unique<AdamW>(); },
+      .loss = make_loss_function([](Transformer& model, const Batch& batch) {
+        return language_model_loss(model->forward(batch["x"]), batch["x"]);
+      }),
+      .dataset = std::make_shared<TensorDataset>(std::vector<std::pair<std::string, at::Tensor>>{{"x", ids}})};
+  require(record_step_memory(recipe, 1, 1).status());  // what is loaded once
+  measure([&] {
+    require(MemoryEstimate::create([&](int64_t rows) { return record_step_memory(recipe, rows, 1); }).status());
+  });
+}
+
 /// Sums 64 KiB over `size` ranks of this machine; the cost of one sum for one rank.
 void ranks(int64_t size, const std::string&) {
   ::setenv("TORCH_FR_BUFFER_SIZE", "0", 1);  // one recorder per process; ranks in threads would write to it together
@@ -147,5 +168,6 @@ int main(int count, char** words) {
                          {"resume", resume},
                          {"report", report},
                          {"watch", watch},
+                         {"plan", plan},
                          {"ranks", ranks}});
 }

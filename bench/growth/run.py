@@ -45,6 +45,8 @@ ROWS = {
     "resume": Row([15_625, 125_000, 1_000_000], "records", lambda n: 20, lambda n: 18, exponent=0.5),
     "report": Row([15_625, 125_000, 1_000_000], "records", lambda n: 100, lambda n: 2 + 0.0005 * n),
     "watch": Row([15_625, 125_000, 1_000_000], "records", lambda n: 100, lambda n: 1, exponent=0.5),
+    # Computes nothing, and touches neither weights nor logits (3.3 GB at 200,000).
+    "plan": Row([3_125, 25_000, 200_000], "words", lambda n: 80, lambda n: 1, exponent=0.5),
     # For one rank: at 32 ranks at most twice the cost at 8.
     "ranks": Row([2, 8, 32], "ranks", lambda n: 100 + 40 * n, lambda n: 1, exponent=0.5, small=[2, 8]),
     # Maps the file of about 24 bytes an event.

@@ -77,14 +77,7 @@ MemoryTrace MemoryEstimate::with_kept(MemoryTrace trace, int64_t batch_size) con
 
 MemoryPrediction MemoryEstimate::predict(int64_t batch_size) const {
   const MemoryTrace trace = this->trace(batch_size);
-  MemoryTrace workspaces = trace_->at(batch_size);
-  for (MemoryTrace::Block& block : workspaces.blocks) {
-    if (block.kind != MemoryClass::kWorkspace) block.bytes = 0;
-  }
-  return {.batch_size = batch_size,
-          .peak = trace.peak(),
-          .device = predict_device_memory(trace),
-          .workspace_bytes = workspaces.peak().total()};
+  return {.batch_size = batch_size, .peak = trace.peak(), .device = predict_device_memory(trace)};
 }
 
 absl::StatusOr<BatchSizePlanner> BatchSizePlanner::create(Record record, const BatchSizePlannerOptions& options,

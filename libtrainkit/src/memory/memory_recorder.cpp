@@ -3,11 +3,14 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/ParallelGuard.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -83,7 +86,10 @@ MemoryTrace with_scratch_joined(const MemoryTrace& trace, const std::vector<bool
 /// State of one recorder. LibTorch allocates from several threads, so every access takes the lock.
 class MemoryRecorder::State {
  public:
-  State(MemoryClass kind, bool keep_trace) : kind_(kind), keep_trace_(keep_trace) {}
+  State(MemoryClass kind, bool keep_trace, RecordedMemory memory)
+      : memory(memory), kind_(kind), keep_trace_(keep_trace) {}
+
+  const RecordedMemory memory;
 
   void enter(MemoryClass kind) {
     const std::lock_guard lock(mutex_);
@@ -156,6 +162,26 @@ class MemoryRecorder::State {
     if (keep_trace_) trace_.blocks[static_cast<size_t>(live.block)].kind = kind;
   }
 
+  void set_known(const void* data, bool known, bool is_part) {
+    const std::lock_guard lock(mutex_);
+    const auto found = live_.find(data);
+    if (found == live_.end()) return;
+    if (is_part && known && found->second.known == false) return;
+    found->second.known = known;
+  }
+
+  bool is_untouched(const void* data) {
+    const std::lock_guard lock(mutex_);
+    const auto found = live_.find(data);
+    return found != live_.end() && !found->second.known;
+  }
+
+  bool is_known(const void* data, bool is_float) {
+    const std::lock_guard lock(mutex_);
+    const auto found = live_.find(data);
+    return found == live_.end() || found->second.known.value_or(!is_float);
+  }
+
   template <class F>
   auto read(F what) {
     const std::lock_guard lock(mutex_);
@@ -172,6 +198,7 @@ class MemoryRecorder::State {
     int64_t bytes = 0;
     MemoryClass kind = MemoryClass::kActivations;
     int32_t block = 0;
+    std::optional<bool> known = std::nullopt;
   };
 
   /// Records the start of a block and returns its index in the trace.
@@ -220,6 +247,45 @@ namespace {
 //   is freed through it later. For this reason two recorders in one process must wrap allocators with the same deleter.
 // - Kernel libraries obtain plain pointers (Allocator::raw_allocate) and free them with raw_deleter(), which is
 //   free_workspace here. Tensors are freed by free_tensor. This distinguishes workspaces from tensors.
+// - Large blocks of RecordedMemory::kUntouched are mapped: Linux gives them pages of zeros when they are accessed. They
+//   are in a table, since both deleters must know them, after the recorder's end too.
+
+/// Blocks of zeros that were mapped.
+class MappedBlocks {
+ public:
+  static constexpr size_t kLeastBytes = size_t{1} << 15;
+
+  /// Returns nullptr if the system refuses.
+  void* allocate(size_t bytes) {
+    void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (data == MAP_FAILED) return nullptr;
+    const std::lock_guard lock(mutex_);
+    bytes_.emplace(data, bytes);
+    ++count_;
+    return data;
+  }
+
+  /// Returns false for other memory.
+  bool free(void* data) {
+    if (count_ == 0) return false;
+    size_t bytes = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = bytes_.find(data);
+      if (found == bytes_.end()) return false;
+      bytes = found->second;
+      bytes_.erase(found);
+      --count_;
+    }
+    munmap(data, bytes);
+    return true;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<void*, size_t> bytes_;
+  std::atomic<size_t> count_ = 0;
+};
 
 /// Wraps the previous CPU allocator and records its allocations. See Note [Recording allocator].
 class RecordingAllocator final : public c10::Allocator {
@@ -251,12 +317,21 @@ class RecordingAllocator final : public c10::Allocator {
   }
 
   c10::DataPtr allocate(size_t bytes) override {
+    const auto state = current_state();
+    const bool is_untouched = state && state->memory == RecordedMemory::kUntouched;
+    if (is_untouched && bytes >= MappedBlocks::kLeastBytes) {
+      if (void* const data = mapped_.allocate(bytes)) {
+        state->allocated(data, static_cast<int64_t>(bytes));
+        return {data, data, &free_tensor, c10::Device(c10::kCPU)};
+      }
+    }
     c10::DataPtr memory = base_.load()->allocate(bytes);
     void* const data = memory.get();
     TORCH_CHECK(data == memory.get_context(),
                 "the CPU allocator uses a separate context: its allocations cannot be recorded");
     if (!data) return memory;
-    if (const auto state = current_state()) state->allocated(data, static_cast<int64_t>(bytes));
+    if (is_untouched) std::memset(data, 0, bytes);
+    if (state) state->allocated(data, static_cast<int64_t>(bytes));
     const bool replaced = memory.compare_exchange_deleter(base_deleter_, &free_tensor);
     TORCH_CHECK(replaced, "the CPU allocator returned memory with a deleter other than raw_deleter()");
     return memory;
@@ -278,7 +353,7 @@ class RecordingAllocator final : public c10::Allocator {
     if (!data) return;
     RecordingAllocator& self = instance();
     if (const auto state = self.current_state()) state->freed(data, by_library);
-    self.base_deleter_.load()(data);
+    if (!self.mapped_.free(data)) self.base_deleter_.load()(data);
   }
 
   std::shared_ptr<MemoryRecorder::State> current_state() {
@@ -288,13 +363,15 @@ class RecordingAllocator final : public c10::Allocator {
 
   std::mutex mutex_;
   std::shared_ptr<MemoryRecorder::State> state_;
+  MappedBlocks mapped_;
   std::atomic<c10::Allocator*> base_ = nullptr;
   std::atomic<c10::DeleterFnPtr> base_deleter_ = nullptr;
 };
 
 }  // namespace
 
-MemoryRecorder::MemoryRecorder(MemoryClass kind, bool keep_trace) : state_(std::make_shared<State>(kind, keep_trace)) {
+MemoryRecorder::MemoryRecorder(MemoryClass kind, bool keep_trace, RecordedMemory memory)
+    : state_(std::make_shared<State>(kind, keep_trace, memory)) {
   RecordingAllocator::instance().install(state_);
 }
 
@@ -312,6 +389,21 @@ void MemoryRecorder::empty_cache() { state_->empty_cache(); }
 
 void MemoryRecorder::assign(const at::Tensor& tensor, MemoryClass kind) {
   if (tensor.defined() && tensor.has_storage()) state_->assign(tensor.storage().data(), kind);
+}
+
+void MemoryRecorder::set_known(const at::Tensor& tensor, bool known) {
+  if (!tensor.defined() || !tensor.has_storage()) return;
+  state_->set_known(tensor.storage().data(), known, tensor.nbytes() < tensor.storage().nbytes());
+}
+
+bool MemoryRecorder::is_untouched(const at::Tensor& tensor) const {
+  return state_->memory == RecordedMemory::kUntouched && tensor.has_storage() &&
+         state_->is_untouched(tensor.storage().data());
+}
+
+bool MemoryRecorder::is_known(const at::Tensor& tensor) const {
+  const bool is_float = !at::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
+  return !tensor.has_storage() || state_->is_known(tensor.storage().data(), is_float);
 }
 
 MemoryBytes MemoryRecorder::live() const {

@@ -11,6 +11,12 @@
 
 namespace trainkit {
 
+/// The memory of recorded allocations.
+enum class RecordedMemory {
+  kReal,      ///< That of the allocator before.
+  kUntouched  ///< Zeros. Large blocks use physical memory only for the pages that are accessed.
+};
+
 /// Records every CPU allocation of a scope with its class.
 ///
 ///   MemoryRecorder recorder(MemoryClass::kWeights);
@@ -30,7 +36,8 @@ namespace trainkit {
 class MemoryRecorder {
  public:
   /// If `keep_trace` is false, keeps only the sums and not the events, for work of any length.
-  explicit MemoryRecorder(MemoryClass kind = MemoryClass::kActivations, bool keep_trace = true);
+  explicit MemoryRecorder(MemoryClass kind = MemoryClass::kActivations, bool keep_trace = true,
+                          RecordedMemory memory = RecordedMemory::kReal);
   ~MemoryRecorder();
   MemoryRecorder(const MemoryRecorder&) = delete;
   MemoryRecorder& operator=(const MemoryRecorder&) = delete;
@@ -50,6 +57,15 @@ class MemoryRecorder {
   void empty_cache();
   /// Changes the class of `tensor`'s memory to `kind`. Does nothing if it is undefined or was allocated elsewhere.
   void assign(const at::Tensor& tensor, MemoryClass kind);
+
+  /// Notes whether the values of `tensor`'s memory were computed, for ShapesOnly. Does nothing if it was allocated
+  /// elsewhere. Unknown values stay so if only a part of them becomes known.
+  void set_known(const at::Tensor& tensor, bool known);
+  /// Returns what was noted. Unless noted, floating-point numbers that were allocated here are unknown, and all other
+  /// values known.
+  bool is_known(const at::Tensor& tensor) const;
+  /// Returns whether the memory was allocated here and nothing was noted of it.
+  bool is_untouched(const at::Tensor& tensor) const;
 
   /// Bytes that are live now, and the peak so far with its classes. A later assign() changes the peak of trace() but
   /// not this one.

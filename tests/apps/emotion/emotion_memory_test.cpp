@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 
 #include "apps/emotion/emotion_given.h"
+#include "train/planning/computed_step.h"
 #include "trainkit/app/memory_plan.h"
 #include "trainkit/memory/batch_size_planner.h"
 #include "trainkit/optim/adam.h"
@@ -44,7 +45,11 @@ TEST_CASE(
       for (const int64_t rows : sizes) {
         INFO(model[1] << " " << model.back() << ", " << rows << " rows, precision " << static_cast<int>(precision)
                       << ", bases checked at " << estimate.check_batch_size());
-        const auto counted = static_cast<double>(record(rows).value().without(MemoryClass::kWorkspace).peak().total());
+        const auto counted = static_cast<double>(record_step_memory(test::computed(recipe), rows, 1)
+                                                     .value()
+                                                     .without(MemoryClass::kWorkspace)
+                                                     .peak()
+                                                     .total());
         CHECK(static_cast<double>(estimate.predict(rows).peak.total()) == Approx(counted).epsilon(0.01));
       }
     }

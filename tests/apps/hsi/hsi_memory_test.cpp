@@ -4,6 +4,7 @@
 #include "hsi_classification/models.h"
 #include "hsi_classification/session.h"
 #include "test_util.h"
+#include "train/planning/computed_step.h"
 #include "trainkit/app/memory_plan.h"
 #include "trainkit/data/tensor_dataset.h"
 #include "trainkit/memory/batch_size_planner.h"
@@ -40,7 +41,11 @@ TEST_CASE(
       for (const int64_t rows : {16, 17, 33, 64, 101, 128, 160}) {
         INFO(model << ", " << rows << " rows, precision " << static_cast<int>(precision) << ", bases checked at "
                    << estimate.check_batch_size());
-        const auto counted = static_cast<double>(record(rows).value().without(MemoryClass::kWorkspace).peak().total());
+        const auto counted = static_cast<double>(record_step_memory(test::computed(recipe), rows, 1)
+                                                     .value()
+                                                     .without(MemoryClass::kWorkspace)
+                                                     .peak()
+                                                     .total());
         CHECK(static_cast<double>(estimate.predict(rows).peak.total()) == Approx(counted).epsilon(0.01));
       }
     }

@@ -4,6 +4,7 @@
 #include "apps/rec/rec_given.h"
 #include "apps/rec/rec_place.h"
 #include "test_util.h"
+#include "train/planning/computed_step.h"
 #include "trainkit/app/memory_plan.h"
 #include "trainkit/memory/batch_size_planner.h"
 #include "trainkit/optim/adam.h"
@@ -22,7 +23,7 @@ StepRecipe recipe_of(const RecGiven& settings, const Session& session) {
 }
 
 int64_t counted(const StepRecipe& recipe, int64_t rows) {
-  return record_step_memory(recipe, rows, 1).value().without(MemoryClass::kWorkspace).peak().total();
+  return record_step_memory(test::computed(recipe), rows, 1).value().without(MemoryClass::kWorkspace).peak().total();
 }
 
 }  // namespace

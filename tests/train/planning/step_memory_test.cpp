@@ -1,12 +1,17 @@
 #include "trainkit/train/step_memory.h"
 
 #include <c10/core/CPUAllocator.h>
+#include <sys/resource.h>
 #include <torch/torch.h>
+
+#include <cmath>
+#include <functional>
 
 #include "memory/caching_allocator_model.h"
 #include "test_util.h"
 #include "train/graph/step_graphs.h"
 #include "train/loop_util.h"
+#include "train/planning/computed_step.h"
 #include "trainkit/memory/batch_size_planner.h"
 #include "trainkit/nn/functional.h"
 #include "trainkit/nn/transformer.h"
@@ -16,6 +21,7 @@
 namespace trainkit {
 namespace {
 
+using test::computed;
 using test::tiny_dataset;
 using test::tiny_loss;
 using test::TinyNet;
@@ -66,7 +72,8 @@ MemoryEstimate estimate_of(const StepRecipe& recipe, int64_t micro_batches) {
   return MemoryEstimate::create([&](int64_t rows) { return record_step_memory(recipe, rows, micro_batches); }).value();
 }
 
-/// Compares predictions with counted peaks for small, large, even and odd batches; TRAINKIT_TEST_FULL tries more.
+/// Compares predictions with counted peaks of computed steps for small, large, even and odd batches; TRAINKIT_TEST_FULL
+/// tries more.
 void check_within_one_percent(const StepRecipe& recipe) {
   const std::vector<int64_t> batches =
       test::is_full() ? std::vector<int64_t>{16, 17, 32, 61, 64, 127, 128, 200} : std::vector<int64_t>{17, 64, 127};
@@ -75,7 +82,7 @@ void check_within_one_percent(const StepRecipe& recipe) {
     for (const int64_t rows : batches) {
       const MemoryBytes predicted = estimate.predict(rows).peak;
       const MemoryBytes counted =
-          record_step_memory(recipe, rows, micro_batches).value().without(MemoryClass::kWorkspace).peak();
+          record_step_memory(computed(recipe), rows, micro_batches).value().without(MemoryClass::kWorkspace).peak();
       INFO(rows << " rows, " << micro_batches << " micro-batches, bases checked at " << estimate.check_batch_size());
       CHECK(static_cast<double>(predicted.total()) == Approx(static_cast<double>(counted.total())).epsilon(0.01));
       CHECK(predicted[MemoryClass::kWeights] == counted[MemoryClass::kWeights]);
@@ -124,7 +131,10 @@ TEST_CASE("The peak memory of a bf16 step is predicted within 1 % of the counted
     const MemoryEstimate estimate = estimate_of(recipe, 1);
     for (const int64_t rows : {17, 64}) {
       CAPTURE(for_gpu, dropout, rows);
-      const MemoryBytes counted = record_step_memory(recipe, rows, 1).value().without(MemoryClass::kWorkspace).peak();
+      const MemoryBytes counted = record_step_memory(for_gpu ? recipe : computed(recipe), rows, 1)
+                                      .value()
+                                      .without(MemoryClass::kWorkspace)
+                                      .peak();
       CHECK(static_cast<double>(estimate.predict(rows).peak.total()) ==
             Approx(static_cast<double>(counted.total())).epsilon(0.01));
     }
@@ -191,10 +201,12 @@ TEST_CASE("A plan with any number of micro-batches equals the recording: with im
   ranks.keeps_gradients = true;
   for (const StepRecipe& some : {recipe, graph, ranks}) {
     const auto record = [&](int64_t rows, int64_t steps) { return record_step_memory(some, rows, steps); };
+    const StepRecipe computes = computed(some);
     auto planner = BatchSizePlanner::create(record, {}).value();
     for (const int64_t steps : {1, 2, 4, 16}) {
       CAPTURE(some.captures_graph, some.keeps_gradients, steps);
-      const MemoryBytes counted = record(64, steps).value().without(MemoryClass::kWorkspace).peak();
+      const MemoryBytes counted =
+          record_step_memory(computes, 64, steps).value().without(MemoryClass::kWorkspace).peak();
       const MemoryBytes predicted = planner.describe(64, steps).value().memory.peak;
       CHECK(static_cast<double>(predicted.total()) == Approx(static_cast<double>(counted.total())).epsilon(0.01));
       CHECK(predicted[MemoryClass::kBatch] == counted[MemoryClass::kBatch]);
@@ -304,6 +316,58 @@ TEST_CASE("The average of the weights and Muon's state and workspace are optimiz
   const int64_t workspace = 2 * 2 * kLargest + 2 * 2 * kSide * kSide + 4 * kLargest;
   CHECK(state() == adamw - 4 * kMatrices + workspace);  // one tensor per matrix instead of two
   check_within_one_percent(recipe);
+}
+
+TEST_CASE("A step that reads values of its tensors is computed, and its plan follows them") {
+  StepRecipe recipe = perceptron_recipe();
+  const auto plain = record_step_memory(recipe, 64, 1).value();
+  CHECK(!plain.is_computed);
+  // The loss is a sum of squares over as many copies as its value says: 64 rows, each of which is 1.
+  recipe.loss = make_loss_function([](torch::nn::Sequential& model, const Batch& batch) {
+    const at::Tensor ones = model->forward(batch["x"]).softmax(1).sum(1);
+    const auto copies = static_cast<int64_t>(std::lround(ones.sum().item<double>()));
+    return ones.repeat({copies, 1000}).square().mean();
+  });
+  const auto reads = record_step_memory(recipe, 64, 1).value();
+  CHECK(reads.is_computed);
+  CHECK(reads.peak().total() > 2 * 64 * 64 * 1000 * 4);
+  CHECK(record_step_memory(computed(perceptron_recipe()), 64, 1).value().is_computed);
+}
+
+TEST_CASE("Masks and positions of the batch are known without computing the step") {
+  StepRecipe recipe = perceptron_recipe();
+  const auto with = [&](const std::function<at::Tensor(const at::Tensor&)>& mask) {
+    recipe.loss = make_loss_function([mask](torch::nn::Sequential& model, const Batch& batch) {
+      const at::Tensor rows = mask(batch["y"]);
+      return cross_entropy(model->forward(batch["x"].index({rows})), batch["y"].index({rows}));
+    });
+    return record_step_memory(recipe, 256, 1).value();
+  };
+  const auto all = with([](const at::Tensor&y) { return y.ge(0); }),
+             some = with([](const at::Tensor&y) { return y.eq(0); });
+  CHECK(!all.is_computed);
+  CHECK(!some.is_computed);
+  CHECK(some.peak().total() < all.peak().total());
+}
+
+TEST_CASE("A plan multiplies no matrices and touches none of the 800 MB of a vocabulary of 200,000") {
+  const auto page_faults = [] {
+    rusage usage = {};
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_minflt;
+  };
+  StepRecipe recipe = tiny_recipe();
+  recipe.make_model = [] { return torch::nn::Sequential(torch::nn::Embedding(200000, 256)).ptr(); };
+  recipe.loss = make_loss_function([](torch::nn::Sequential& model, const Batch& batch) {
+    const at::Tensor hidden = model->forward(batch["x"].abs().ceil().to(at::kLong)).mean(1);
+    return linear_cross_entropy(hidden, model->parameters().front(), batch["y"]);
+  });
+  record_step_memory(recipe, 1, 1).value();  // what is allocated once
+  const auto before = page_faults();
+  const auto trace = record_step_memory(recipe, 8, 1).value();
+  CHECK(!trace.is_computed);
+  CHECK(trace.peak().total() > 4 * 200000 * 256 * 4);  // weights, gradients, two moments
+  CHECK(page_faults() - before < 10000);               // of 200,000 pages
 }
 
 TEST_CASE("Rows are repeated if the data set has fewer rows than the batch") {

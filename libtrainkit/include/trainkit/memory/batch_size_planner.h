@@ -35,8 +35,6 @@ struct MemoryPrediction {
   MemoryBytes peak;
   /// The same by the model of CUDA's caching allocator.
   DeviceMemory device;
-  /// Largest total of CPU kernel workspaces at any time in the step.
-  int64_t workspace_bytes = 0;
 };
 
 /// Predicts the memory of a step at any batch size from recordings at small batch sizes.

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "app/plan/given_memory.h"
 #include "app/plan/memory_ladder.h"
@@ -100,9 +101,14 @@ void fill_in(StepRecipe& recipe, const RunOptions& run, const MachineInfo& machi
   recipe.ranks = devices;
 }
 
-BatchSizePlanner::Record recorder(std::shared_ptr<const StepRecipe> recipe) {
-  return [recipe = std::move(recipe)](int64_t rows, int64_t micro_batches) {
-    return record_step_memory(*recipe, rows, micro_batches);
+/// `computed_seconds` becomes the seconds of the recordings that computed the step; it may be null.
+BatchSizePlanner::Record recorder(std::shared_ptr<const StepRecipe> recipe, std::shared_ptr<double> computed_seconds) {
+  return [=](int64_t rows, int64_t micro_batches) {
+    const auto start = std::chrono::steady_clock::now();
+    auto trace = record_step_memory(*recipe, rows, micro_batches);
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    if (computed_seconds && trace.ok() && trace->is_computed) *computed_seconds += seconds.count();
+    return trace;
   };
 }
 
@@ -185,7 +191,8 @@ absl::Status try_plan(const StepRecipe& recipe, at::Device device, bool chooses,
 }
 
 absl::StatusOr<MemoryPlan> plan_recipe(const RunOptions& run, const StepRecipe& recipe, const Placement& placement,
-                                       const BatchSizePlannerOptions& options) {
+                                       const BatchSizePlannerOptions& options,
+                                       const std::shared_ptr<double>& computed_seconds) {
   const bool chooses = run.batch_size.is_auto();
   MemoryPlan memory;
   memory.options = options;
@@ -199,7 +206,7 @@ absl::StatusOr<MemoryPlan> plan_recipe(const RunOptions& run, const StepRecipe& 
   }
   const auto shared = std::make_shared<const StepRecipe>(recipe);
   const bool on_host = is_host(options);
-  TRAINKIT_ASSIGN_OR_RETURN(auto planner, BatchSizePlanner::create(recorder(shared), options));
+  TRAINKIT_ASSIGN_OR_RETURN(auto planner, BatchSizePlanner::create(recorder(shared, computed_seconds), options));
   // A batch has at most the rows of the data.
   const int64_t share = (recipe.dataset->size() + options.devices - 1) / options.devices;
   const int64_t rows = on_host ? std::min(memory.plan.batch_size, share) : memory.plan.batch_size;
@@ -249,7 +256,7 @@ absl::StatusOr<std::string> advise_sharding(const RunOptions& run, const StepRec
     other.ranks = devices;
     TRAINKIT_ASSIGN_OR_RETURN(
         auto planner,
-        BatchSizePlanner::create(recorder(std::make_shared<const StepRecipe>(std::move(other))), options));
+        BatchSizePlanner::create(recorder(std::make_shared<const StepRecipe>(std::move(other)), nullptr), options));
     TRAINKIT_ASSIGN_OR_RETURN(const BatchSizePlan plan, planner.plan());
     const bool helps = plan.fits && (!memory.plan.fits || plan.grad_accum_steps < memory.plan.grad_accum_steps);
     if (!helps) continue;
@@ -261,14 +268,15 @@ absl::StatusOr<std::string> advise_sharding(const RunOptions& run, const StepRec
 
 /// Makes the plan, on the first rank.
 absl::StatusOr<MemoryPlan> plan_here(const RunOptions& run, const StepRecipe& recipe, const Placement& placement,
-                                     const BatchSizePlannerOptions& options) {
-  TRAINKIT_ASSIGN_OR_RETURN(MemoryPlan memory, plan_recipe(run, recipe, placement, options));
+                                     const BatchSizePlannerOptions& options,
+                                     const std::shared_ptr<double>& computed_seconds) {
+  TRAINKIT_ASSIGN_OR_RETURN(MemoryPlan memory, plan_recipe(run, recipe, placement, options, computed_seconds));
   StepRecipe chosen = recipe;
   const int64_t most_segments = recipe.choose_segments ? recipe.most_segments : 1;
   for (int64_t segments = 2; segments <= most_segments && memory.known() && !memory.plan.fits; ++segments) {
     StepRecipe other = recipe;
     recipe.set_segments(other, segments);
-    TRAINKIT_ASSIGN_OR_RETURN(MemoryPlan next, plan_recipe(run, other, placement, options));
+    TRAINKIT_ASSIGN_OR_RETURN(MemoryPlan next, plan_recipe(run, other, placement, options, computed_seconds));
     const bool is_less = next.known() && next.plan.memory.peak.total() < memory.plan.memory.peak.total();
     if (!next.plan.fits && !is_less) continue;  // the inputs that are kept need more than was saved
     memory = std::move(next);
@@ -330,7 +338,14 @@ absl::StatusOr<MemoryPlan> plan_memory(const ConfigParser& parser, RunOptions& r
   MemoryPlan memory;
   memory.options = options;
   if (placement.is_first()) {
-    TRAINKIT_ASSIGN_OR_RETURN(memory, plan_here(run, recipe, placement, options));
+    const auto computed_seconds = std::make_shared<double>(0);
+    TRAINKIT_ASSIGN_OR_RETURN(memory, plan_here(run, recipe, placement, options, computed_seconds));
+    if (*computed_seconds > 1) {
+      placement.warnings.push_back(
+          fmt::format("the memory plan took {:.3g} s: the step reads values of its tensors, as item() does, so it was "
+                      "computed; --no-plan_memory skips the plan",
+                      *computed_seconds));
+    }
     if (run.batch_size.is_auto() && memory.known() && !memory.plan.fits) return nothing_fits(memory);
     TRAINKIT_RETURN_IF_ERROR(check_host_memory(machine, placement, memory));
     count_steps(run, recipe.dataset->size(), memory);

@@ -8,6 +8,8 @@
 #include <limits>
 #include <utility>
 
+#include "core/machine/shapes_only.h"
+
 namespace trainkit {
 
 // Note [Asynchronous scalars]
@@ -23,8 +25,7 @@ namespace {
 
 /// Reads a scalar on the CPU.
 double value_of(const at::Tensor& scalar) {
-  if (!scalar.defined()) return std::numeric_limits<double>::quiet_NaN();
-  return scalar.scalar_type() == at::kFloat ? *scalar.const_data_ptr<float>() : scalar.item<double>();
+  return scalar.defined() ? detail::host_value(scalar) : std::numeric_limits<double>::quiet_NaN();
 }
 
 /// Returns one tensor of all scalars.

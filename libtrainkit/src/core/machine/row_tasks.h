@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "core/machine/parallel.h"
+#include "core/machine/shapes_only.h"
 
 namespace trainkit::detail {
 
@@ -18,9 +19,11 @@ struct Rows {
 
 inline int64_t count_tasks(int64_t rows, int64_t rows_each) { return (rows + rows_each - 1) / rows_each; }
 
-/// Calls work(rows, task index) for tasks of `rows_each` rows on all threads, and waits for them.
+/// Calls work(rows, task index) for tasks of `rows_each` rows on all threads, and waits for them. Calls nothing if only
+/// shapes are wanted.
 template <typename Work>
 void for_row_tasks(int64_t rows, int64_t width, int64_t rows_each, const Work& work) {
+  if (shapes_only()) return;
   parallel_for(0, count_tasks(rows, rows_each), 1, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
       work(Rows{task * rows_each, std::min(rows, (task + 1) * rows_each), width}, task);

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/device/gpu_operations.h"
+#include "core/machine/shapes_only.h"
 #include "core/tensors/optional_tensor.h"
 #include "core/tensors/recorded.h"
 #include "nn/convolution/direct_convolution.h"
@@ -170,6 +171,7 @@ struct ConvolutionFunction : torch::autograd::Function<ConvolutionFunction> {
     at::Tensor y = at::empty({s.images, oh, ow, od, s.kernels}, x.options());
     const float* offsets = bias ? floats(*bias) : nullptr;
     detail::recorded("trainkit::convolution", {weight, y, x}, [&] {
+      if (detail::shapes_only()) return y;
       if (const int64_t side = detail::winograd_side(s)) {
         detail::winograd_convolution(s, side, floats(x), floats(weight), offsets, relu, y.mutable_data_ptr<float>());
       } else {
@@ -196,6 +198,7 @@ struct ConvolutionFunction : torch::autograd::Function<ConvolutionFunction> {
     if (context->needs_input_grad(0)) {
       dx = at::empty(x.sizes(), x.options());
       detail::recorded("trainkit::convolution_input_gradient", {weight, dy}, [&] {
+        if (detail::shapes_only()) return dx;
         if (side > 0) {
           detail::winograd_input_gradient(s, side, floats(dy), floats(weight), dx.mutable_data_ptr<float>());
         } else {
@@ -207,6 +210,7 @@ struct ConvolutionFunction : torch::autograd::Function<ConvolutionFunction> {
     if (context->needs_input_grad(1)) {
       d_weight = at::empty(weight.sizes(), weight.options());
       detail::recorded("trainkit::convolution_weight_gradient", {weight, dy, x}, [&] {
+        if (detail::shapes_only()) return d_weight;
         if (side > 0) {
           detail::winograd_weight_gradient(s, side, floats(x), floats(dy), d_weight.mutable_data_ptr<float>());
         } else {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/machine/parallel.h"
+#include "core/machine/shapes_only.h"
 #include "core/tensors/recorded.h"
 #include "core/tensors/vectors.h"
 #include "nn/cpu/attention_tiles.h"
@@ -306,6 +307,7 @@ void find_documents(const int64_t* positions, std::vector<int32_t>& first) {
 template <typename Work>
 void for_heads(const at::Tensor& qkv, const AttentionMask& masks, const CausalAttention& attention, bool backward,
                const Work& work) {
+  if (shapes_only()) return;
   const int64_t batch = qkv.size(0), time = qkv.size(1), channels = qkv.size(2) / 3, heads = attention.n_heads;
   const Head head{time, channels / heads, 3 * channels, channels, static_cast<float>(attention.scale)};
   const bool* mask = masks.key_mask.defined() ? masks.key_mask.const_data_ptr<bool>() : nullptr;

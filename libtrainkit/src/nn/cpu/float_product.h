@@ -5,7 +5,8 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/mm.h>
 
-#include "core/tensors/skipped_products.h"
+#include "core/device/gpu_operations.h"
+#include "core/machine/shapes_only.h"
 
 namespace trainkit::detail {
 
@@ -13,7 +14,8 @@ namespace trainkit::detail {
 inline void float_product_out(at::Tensor out, const at::Tensor& a, const at::Tensor& b, bool adds) {
   if (a.scalar_type() == at::kFloat) {
     adds ? at::addmm_out(out, out, a, b) : at::mm_out(out, a, b);
-  } else if (out.is_cpu() && !SkippedProducts::active()) {  // the CPU has no product with another result dtype
+  } else if (out.is_cpu() &&
+             !(shapes_only() && GpuOperations::wanted())) {  // the CPU has no product with another result dtype
     float_product_out(out, a.to(at::kFloat), b.to(at::kFloat), adds);
   } else {
     adds ? at::addmm_out(out, out, a, b, at::kFloat) : at::mm_out(out, a, b, at::kFloat);

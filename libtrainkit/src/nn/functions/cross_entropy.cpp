@@ -16,6 +16,7 @@
 
 #include "core/device/gpu_operations.h"
 #include "core/machine/parallel.h"
+#include "core/machine/shapes_only.h"
 #include "core/tensors/vectors.h"
 #include "nn/functions/cross_entropy_rows.h"
 #include "nn/gpu/fused_ops.h"
@@ -134,7 +135,7 @@ at::Tensor times_factor(at::Tensor& gradient, const at::Tensor& factor) {
 }
 
 at::Tensor times_incoming(at::Tensor& gradient, const at::Tensor& incoming) {
-  return !gradient.defined() || incoming.item<float>() == 1 ? gradient : times_factor(gradient, incoming);
+  return !gradient.defined() || host_value(incoming) == 1 ? gradient : times_factor(gradient, incoming);
 }
 
 bool is_row_target(const at::Tensor& target, int64_t rows) {
@@ -155,6 +156,7 @@ int64_t count_targets(const int64_t* target, int64_t rows, int64_t classes, int6
 
 void cross_entropy_rows(const float* logits, const int64_t* target, int64_t rows, int64_t classes, int64_t ignore_index,
                         float* losses, float* gradient, float scale) {
+  if (shapes_only()) return;
   parallel_for(0, rows, std::max<int64_t>(1, kGrain / classes), [&](int64_t begin, int64_t end) {
     rows_loss(logits, target, classes, ignore_index, begin, end, losses, gradient, scale);
   });

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "core/device/gpu_launch.h"
+#include "core/machine/shapes_only.h"
 #include "nn/gpu/gpu_kernels.h"
 
 namespace trainkit::detail {
@@ -34,7 +35,10 @@ inline float* floats(const at::Tensor& tensor) { return tensor.mutable_data_ptr<
 
 template <typename Arguments>
 void run_on(at::Device device, const Arguments& arguments, Numbers numbers) {
-  if (device.is_cpu()) return on_cpu::run(arguments, numbers);
+  if (device.is_cpu()) {
+    if (!shapes_only()) on_cpu::run(arguments, numbers);
+    return;
+  }
 #ifdef TRAINKIT_WITH_CUDA
   launch_on(device, [&](void* stream) { return on_gpu::run(arguments, numbers, stream); });
 #else

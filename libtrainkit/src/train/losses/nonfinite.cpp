@@ -15,6 +15,8 @@
 #include <unordered_set>
 #include <vector>
 
+#include "core/machine/shapes_only.h"
+
 namespace trainkit::detail {
 namespace {
 
@@ -193,10 +195,7 @@ bool has_bad_gradient(const at::Tensor& parameter) {
 
 }  // namespace
 
-bool is_finite_on_host(const at::Tensor& loss) {
-  if (!loss.is_cpu()) return true;
-  return std::isfinite(loss.scalar_type() == at::kFloat ? *loss.const_data_ptr<float>() : loss.item<double>());
-}
+bool is_finite_on_host(const at::Tensor& loss) { return !loss.is_cpu() || std::isfinite(host_value(loss)); }
 
 std::string first_nonfinite(const torch::nn::Module& module, const Batch& batch, const at::Tensor& loss) try {
   const c10::AutoGradMode no_grad(false);

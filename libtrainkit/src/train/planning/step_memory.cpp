@@ -15,11 +15,11 @@
 
 #include "core/device/gpu_operations.h"
 #include "core/machine/allocation_guard.h"
-#include "core/tensors/skipped_products.h"
 #include "distributed/replicas/planned_rank.h"
 #include "distributed/replicas/replica_tools.h"
 #include "distributed/shards/gradient_hook.h"
 #include "memory/memory_recorder.h"
+#include "memory/shape_operations.h"
 #include "train/planning/gpu_libraries.h"
 #include "trainkit/amp/autocast.h"
 #include "trainkit/core/status.h"
@@ -194,10 +194,14 @@ LossFunction watched_loss(const StepRecipe& recipe, MemoryRecorder& recorder, de
 }
 
 std::vector<Batch> record_batches(MemoryRecorder& recorder, const Batch& rows, Stream stream, int64_t count) {
+  const detail::ComputeValues compute;
   recorder.enter(MemoryClass::kBatch);
   recorder.set_stream(stream);
   std::vector<Batch> batches;
-  for (int64_t i = 0; i < count; ++i) batches.push_back(copy_of(rows));
+  for (int64_t i = 0; i < count; ++i) {
+    batches.push_back(copy_of(rows));
+    for (const at::Tensor& tensor : batches.back().tensors()) recorder.set_known(tensor, true);
+  }
   return batches;
 }
 
@@ -222,13 +226,13 @@ void assign_shards(const detail::ParameterShards* shards, const torch::nn::Modul
 /// a capture.
 bool is_steady_state(const TrainStep& step) { return !step.uses_graphs() || step.graph_steps() > 0; }
 
-}  // namespace
-
 // Note [Recording a step]
 // ~~~~~~~~~~~~~~~~~~~~~~~
+// Nothing is computed (Note [Shapes without values]), unless the step reads values for its control flow or for sizes:
+// it is then recorded again, with real values.
+//
 // A step on the CPU allocates the same tensors as one on a GPU, so its allocations predict the GPU's memory. The
 // recording imitates the differences, in the order in which they occur in a run:
-// - Arithmetic. Products, convolutions and attention compute nothing (SkippedProducts): their results are zeros.
 // - Streams. LibTorch's CUDA allocator does not reuse a cached block on another stream. set_stream() tags the
 //   allocations: batches come from the loader's copy stream, eager steps before a capture use the graph's stream, the
 //   captured step the graph's pool.
@@ -243,20 +247,16 @@ bool is_steady_state(const TrainStep& step) { return !step.uses_graphs() || step
 // class after each micro-batch, because the CPU allocates them among the activations.
 
 /// See Note [Recording a step].
-absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t batch_size,
-                                               int64_t micro_batches) try {
+absl::StatusOr<MemoryTrace> record(const StepRecipe& recipe, const Batch& rows, int64_t micro_batches,
+                                   bool computes) try {
   const DeviceReplicatorOptions buckets;  // with DDP's sizes
-  TORCH_CHECK_VALUE(batch_size >= 1 && micro_batches >= 1, "a step of ", micro_batches, " micro-batches of ",
-                    batch_size, " rows");
-  const detail::AllocationGuard allocation_guard;
-  const GeneratorGuard generator_guard;
-  const detail::GpuOperations operations(recipe.for_gpu, recipe.has_gpu_kernels);
-  const detail::SkippedProducts skipped_products(recipe.for_gpu);
-  TRAINKIT_ASSIGN_OR_RETURN(const Batch rows, read_batch(recipe.dataset, batch_size));
-
-  MemoryRecorder recorder(MemoryClass::kWeights);
+  MemoryRecorder recorder(MemoryClass::kWeights, /*keep_trace=*/true,
+                          computes ? RecordedMemory::kReal : RecordedMemory::kUntouched);
+  std::optional<detail::ShapesOnly> shapes;
+  if (!computes) shapes.emplace(recorder);
   TRAINKIT_ASSIGN_OR_RETURN(const auto devices, recorded_devices(recipe, recorder));
   const std::shared_ptr<torch::nn::Module>& model = devices->module();
+  for (const at::Tensor& parameter : model->parameters()) recorder.set_known(parameter, false);
   const int steps_run = recipe.keeps_gradients && recipe.captures_graph ? 3 : 2;  // the last one is the steady state
   const std::unique_ptr<GradientOrder> order = record_first_bucket(recipe, *model, recorder);
   recorder.enter(MemoryClass::kCache);
@@ -301,6 +301,25 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
     step.finish();
   }
   return recorder.trace();
+} catch (...) {
+  return status_from_current_exception();
+}
+
+}  // namespace
+
+absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t batch_size,
+                                               int64_t micro_batches) try {
+  TORCH_CHECK_VALUE(batch_size >= 1 && micro_batches >= 1, "a step of ", micro_batches, " micro-batches of ",
+                    batch_size, " rows");
+  const detail::AllocationGuard allocation_guard;
+  const GeneratorGuard generator_guard;
+  const detail::GpuOperations operations(recipe.for_gpu, recipe.has_gpu_kernels);
+  TRAINKIT_ASSIGN_OR_RETURN(const Batch rows, read_batch(recipe.dataset, batch_size));
+  auto trace = record(recipe, rows, micro_batches, /*computes=*/false);
+  if (!detail::ShapesOnly::were_values_read()) return trace;
+  trace = record(recipe, rows, micro_batches, /*computes=*/true);
+  if (trace.ok()) trace->is_computed = true;
+  return trace;
 } catch (...) {
   return status_from_current_exception();
 }

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "core/machine/shapes_only.h"
 #include "distributed/shards/parameter_shards.h"
 #include "optim/clip_grad.h"
 #include "optim/optimizer_parts.h"
@@ -106,7 +107,7 @@ std::vector<at::Tensor> WeightUpdate::update_unless_nonfinite(const Agreement& a
   at::Tensor found_inf;  // of the first copy
   for (size_t i = 0; i < optimizers.size(); ++i) {
     const at::Tensor& norm = norms[i];
-    if (!norm.is_cpu() || !std::isfinite(norm.item<double>())) {  // reading a CPU tensor does not wait
+    if (!norm.is_cpu() || !std::isfinite(host_value(norm))) {  // reading a CPU tensor does not wait
       memory_.run([&] { blocked[i] = found_inf_of(norm); });
     }
     if (i == 0) found_inf = blocked[i];
