@@ -92,6 +92,10 @@ absl::StatusOr<TrainingTask> RecommenderApp::open(RunContext& context) {
                               resolve_batch(context.parser, context.run, placement.batch.replicas));
   }
   if (!rounding_.empty()) description.emplace_back("batch", rounding_);
+  const int64_t vectors = session_->interactions().num_users() + session_->interactions().num_items();
+  const std::string optimizer = choose_optimizer(context.run, options_, placement.device().is_cpu(), vectors);
+  if (!optimizer.empty()) description.emplace_back("optimizer", optimizer);
+  session_->set_optimizer(options_.optimizer);
   const std::string chosen = fit_regularisation(context.parser, context.run, options_, training.triplets->size());
   if (!chosen.empty()) description.emplace_back("chosen", chosen);
   return TrainingTask{
@@ -103,10 +107,8 @@ absl::StatusOr<TrainingTask> RecommenderApp::open(RunContext& context) {
                         const torch::nn::Module& model) { return save_adapters(model, options_, run, "adapter"); },
       .loss = session_->loss(training, placement.devices),
       .validation_loss = session_->loss(validation, placement.devices),
-      .make_optimizer =
-          [this, run = context.run, replicas = context.placement.batch.replicas](const torch::nn::Module& model) {
-            return make_optimizer(run, replicas, options_.embedding_decay, model);
-          },
+      .make_optimizer = [this, run = context.run, replicas = context.placement.batch.replicas](
+                            const torch::nn::Module& model) { return make_optimizer(run, replicas, options_, model); },
       .keep_best = true,
       .data_digest = session_->interactions().digest(),
       .description = std::move(description)};

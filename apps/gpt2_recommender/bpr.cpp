@@ -31,6 +31,9 @@ namespace {
 // 3. Each thread owns a range of rows. It clears a row and adds its triplets in that order. So every row is written
 //    once, by one thread, in a fixed order, and rows without a triplet become zero without a separate pass.
 //
+// A sparse gradient has only the rows with triplets: step 2 sorts the triplets by their rows instead, and step 3 is the
+// same, so that the values are.
+//
 // Backward runs once: release_variables() drops the saved tensors.
 constexpr int64_t kTripletGrain = 256;
 constexpr int64_t kRowGrain = 512;
@@ -67,7 +70,9 @@ TRAINKIT_VECTORIZED void add_margins(const float* user_table, const float* item_
 /// Lists the triplets that use each row of a table, in the order of the batch. Those of row r are entries[starts[r]] to
 /// entries[starts[r + 1] - 1].
 struct Occurrences {
-  Occurrences(std::initializer_list<const int64_t*> columns, int64_t count, int64_t rows) : starts(rows + 1) {
+  using Columns = std::initializer_list<const int64_t*>;
+
+  Occurrences(Columns columns, int64_t count, int64_t rows) : starts(rows + 1) {
     for (const int64_t* column : columns) {
       for (int64_t i = 0; i < count; ++i) ++starts[column[i] + 1];
     }
@@ -79,9 +84,38 @@ struct Occurrences {
       for (int64_t i = 0; i < count; ++i) entries[next[column[i]]++] = entry++;
     }
   }
+
+  /// Only of the rows that occur: r counts those, and `rows` are their numbers, below 2^32, in ascending order.
+  Occurrences(Columns columns, int64_t count, std::vector<int64_t>& rows) {
+    std::vector<uint64_t> sorted;  // row and entry in one number, which sorts faster than a pair
+    sorted.reserve(columns.size() * static_cast<size_t>(count));
+    for (const int64_t* column : columns) {
+      for (int64_t i = 0; i < count; ++i) sorted.push_back(static_cast<uint64_t>(column[i]) << 32 | sorted.size());
+    }
+    std::sort(sorted.begin(), sorted.end());
+    entries.reserve(sorted.size());
+    for (const uint64_t one : sorted) {
+      const auto row = static_cast<int64_t>(one >> 32);
+      if (rows.empty() || rows.back() != row) {
+        rows.push_back(row);
+        starts.push_back(static_cast<int32_t>(entries.size()));
+      }
+      entries.push_back(static_cast<int32_t>(one));
+    }
+    starts.push_back(static_cast<int32_t>(entries.size()));
+  }
+
   std::vector<int32_t> starts;
   std::vector<int32_t> entries;  // index of the triplet in its column, plus `count` in the second column (negatives)
 };
+
+/// Returns the sparse gradient of `table` with `values` in `rows`, ascending numbers.
+at::Tensor sparse_gradient(const at::Tensor& table, const std::vector<int64_t>& rows, const at::Tensor& values) {
+  const at::Tensor indices = at::empty({1, static_cast<int64_t>(rows.size())}, at::kLong);
+  std::copy(rows.begin(), rows.end(), indices.mutable_data_ptr<int64_t>());
+  return at::_sparse_coo_tensor_unsafe(indices, values, table.sizes(), table.options().layout(at::kSparse),
+                                       /*is_coalesced=*/true);
+}
 
 /// Writes rows [begin, end) of the users' gradient: the sum of slope * (positive - negative).
 TRAINKIT_VECTORIZED void add_user_rows(const float* item_table, int64_t dim, TripletPointers rows, const float* slopes,
@@ -130,18 +164,33 @@ class BprBackward final : public torch::autograd::Node {
     const auto* v = item_table.const_data_ptr<float>();
     const auto* slope = slopes.const_data_ptr<float>();
     const TripletPointers rows = triplets();
-    at::Tensor user_gradient = buffers->take(user_table), item_gradient = buffers->take(item_table);
-    auto* user_out = user_gradient.mutable_data_ptr<float>();
-    auto* item_out = item_gradient.mutable_data_ptr<float>();
-    const Occurrences of_user({rows.users}, count, user_table.size(0));
-    const Occurrences of_item({rows.positives, rows.negatives}, count, item_table.size(0));
-    at::parallel_for(0, user_table.size(0), kRowGrain, [&](int64_t begin, int64_t end) {
-      add_user_rows(v, dim, rows, slope, of_user.starts.data(), of_user.entries.data(), begin, end, user_out);
-    });
-    at::parallel_for(0, item_table.size(0), kRowGrain, [&](int64_t begin, int64_t end) {
-      add_item_rows(u, dim, rows, slope, count, of_item.starts.data(), of_item.entries.data(), begin, end, item_out);
-    });
-    return {user_gradient, item_gradient};
+    const auto add_users = [&](const Occurrences& of, const at::Tensor& gradient) {
+      auto* out = gradient.mutable_data_ptr<float>();
+      at::parallel_for(0, gradient.size(0), kRowGrain, [&](int64_t begin, int64_t end) {
+        add_user_rows(v, dim, rows, slope, of.starts.data(), of.entries.data(), begin, end, out);
+      });
+      return gradient;
+    };
+    const auto add_items = [&](const Occurrences& of, const at::Tensor& gradient) {
+      auto* out = gradient.mutable_data_ptr<float>();
+      at::parallel_for(0, gradient.size(0), kRowGrain, [&](int64_t begin, int64_t end) {
+        add_item_rows(u, dim, rows, slope, count, of.starts.data(), of.entries.data(), begin, end, out);
+      });
+      return gradient;
+    };
+    if (!sparse) {
+      const Occurrences of_user({rows.users}, count, user_table.size(0));
+      const Occurrences of_item({rows.positives, rows.negatives}, count, item_table.size(0));
+      return {add_users(of_user, buffers->take(user_table)), add_items(of_item, buffers->take(item_table))};
+    }
+    std::vector<int64_t> users_here, items_here;
+    const Occurrences of_user({rows.users}, count, users_here);
+    const Occurrences of_item({rows.positives, rows.negatives}, count, items_here);
+    const auto rows_of = [&](const std::vector<int64_t>& here) {
+      return at::empty({static_cast<int64_t>(here.size()), dim}, user_table.options());
+    };
+    return {sparse_gradient(user_table, users_here, add_users(of_user, rows_of(users_here))),
+            sparse_gradient(item_table, items_here, add_items(of_item, rows_of(items_here)))};
   }
   void release_variables() override {
     for (at::Tensor* tensor : {&user_table, &item_table, &users, &positives, &negatives, &slopes}) tensor->reset();
@@ -156,6 +205,7 @@ class BprBackward final : public torch::autograd::Node {
   at::Tensor users, positives, negatives;
   at::Tensor slopes;  // derivative of the loss by each margin
   GradientBuffers* buffers = nullptr;
+  bool sparse = false;
 };
 
 bool has_fast_path(const at::Tensor& table, const at::Tensor& indices) {
@@ -194,14 +244,14 @@ at::Tensor bpr_loss(const at::Tensor& positive_scores, const at::Tensor& negativ
 }
 
 at::Tensor bpr_loss(const at::Tensor& user_table, const at::Tensor& item_table, const at::Tensor& users,
-                    const at::Tensor& positives, const at::Tensor& negatives, GradientBuffers& buffers) {
+                    const at::Tensor& positives, const at::Tensor& negatives, GradientBuffers& buffers, bool sparse) {
   const int64_t count = users.numel();
   const bool fast = !trainkit::detail::GpuOperations::wanted() && has_fast_path(user_table, users) &&
                     has_fast_path(item_table, positives) && has_fast_path(item_table, negatives) && count > 0;
   if (!fast) {
     const std::vector<at::Tensor> items =
-        trainkit::embedding_lookup(at::stack({positives, negatives}), item_table).unbind();
-    const at::Tensor margins = (trainkit::embedding_lookup(users, user_table) * (items[0] - items[1])).sum(-1);
+        trainkit::embedding_lookup(at::stack({positives, negatives}), item_table, sparse).unbind();
+    const at::Tensor margins = (trainkit::embedding_lookup(users, user_table, sparse) * (items[0] - items[1])).sum(-1);
     return loss_of(margins);
   }
   TORCH_CHECK_VALUE(
@@ -240,6 +290,7 @@ at::Tensor bpr_loss(const at::Tensor& user_table, const at::Tensor& item_table, 
   if (!differentiable) return loss;
   node->slopes = std::move(slopes);
   node->buffers = &buffers;
+  node->sparse = sparse;
   node->set_next_edges(torch::autograd::collect_next_edges(user_table, item_table));
   torch::autograd::set_history(loss, node);
   return loss;

@@ -27,13 +27,15 @@ class GradientBuffers {
 at::Tensor bpr_loss(const at::Tensor& positive_scores, const at::Tensor& negative_scores);
 
 /// Returns the same loss for rows of embedding tables: user_table (U, D), item_table (I, D), the rest (N) int64.
-/// Differentiable once in the tables. Gradients are dense, as Adam needs them: unused rows are zero.
+/// Differentiable once in the tables. Gradients are dense, as Adam needs them: unused rows are zero. With `sparse` they
+/// are sparse, for SparseAdam, with the same values: backward then costs what the batch has rows.
 ///
 /// On the CPU with contiguous float32 tables, forward and backward are one fused autograd node, whose result does not
-/// depend on the number of threads (Note [BPR backward] in bpr.cpp). Its gradients use the memory of `buffers`, which
-/// must outlive the backward pass. Otherwise LibTorch's operations compute the loss. Throws c10::IndexError if an index
-/// is out of range.
+/// depend on the number of threads (Note [BPR backward] in bpr.cpp). Its dense gradients use the memory of `buffers`,
+/// which must outlive the backward pass. Otherwise LibTorch's operations compute the loss. Throws c10::IndexError if an
+/// index is out of range.
 at::Tensor bpr_loss(const at::Tensor& user_table, const at::Tensor& item_table, const at::Tensor& users,
-                    const at::Tensor& positives, const at::Tensor& negatives, GradientBuffers& buffers);
+                    const at::Tensor& positives, const at::Tensor& negatives, GradientBuffers& buffers,
+                    bool sparse = false);
 
 }  // namespace trainkit::rec

@@ -92,6 +92,11 @@ void add_model_flags(ConfigParser& parser, RecOptions& options) {
       {.help = "gpt2: embeddings, GPT-2 over the texts of users and items, and an MLP. bpr_mf: matrix factorisation.",
        .choices = {"gpt2", "bpr_mf"}});
   add("embed_dim", &options.embed_dim, {.help = "Length of the vectors of users and items.", .min = 1, .max = 4096});
+  add("optimizer", &options.optimizer,
+      {.help = "adamw: AdamW. sparse_adam: SparseAdam, whose steps follow the batch and not the number of users and "
+               "items, without weight decay. auto: sparse_adam on the CPU for more than 50,000 users and items, else "
+               "adamw.",
+       .choices = {"auto", "adamw", "sparse_adam"}});
   add("embedding_decay", &options.embedding_decay,
       {.help =
            "Weight decay of the vectors of users and items. Default: --weight_decay if given, else 100 / sqrt(training "
@@ -192,7 +197,7 @@ void add_rec_flags(ConfigParser& parser, RecOptions& options) {
               "csv_delimiter", "repeated_events",  "validation_data", "test_data",     "min_rating",  "k_core",
               "split",         "validation_share", "metric",          "model",         "embed_dim",   "n_layer",
               "n_head",        "n_embd",           "vocab_size",      "max_tokens",    "freeze_gpt2", "lora_rank",
-              "lora_alpha",    "lora_targets",     "merge_lora"});
+              "lora_alpha",    "lora_targets",     "merge_lora",      "optimizer"});
   parser.fix({"sampled_negatives", "sampled_for", "validation_negatives"});  // protocol of the best epoch
 }
 

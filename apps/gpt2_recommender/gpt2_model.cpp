@@ -29,8 +29,8 @@ torch::nn::Sequential make_mlp(int64_t dim) {
   return torch::nn::Sequential(torch::nn::Linear(dim, dim), torch::nn::ReLU(), last);
 }
 
-torch::nn::Embedding make_embedding(int64_t rows, int64_t dim) {
-  torch::nn::Embedding table(rows, dim);
+torch::nn::Embedding make_embedding(int64_t rows, int64_t dim, bool sparse) {
+  torch::nn::Embedding table(torch::nn::EmbeddingOptions(rows, dim).sparse(sparse));
   torch::nn::init::xavier_normal_(table->weight);  // as in BprMf
   return table;
 }
@@ -47,8 +47,9 @@ Gpt2Recommender::Gpt2Recommender(GPT2Model gpt2, std::shared_ptr<const Metadata>
   TORCH_CHECK_VALUE(metadata_->max_tokens() <= config.n_positions, "the texts have up to ", metadata_->max_tokens(),
                     " tokens, GPT-2 has ", config.n_positions, " positions");
   const int64_t dim = options.embed_dim, num_users = metadata_->num_users;
-  user_embedding_ = register_module("user_embedding", make_embedding(num_users, dim));
-  item_embedding_ = register_module("item_embedding", make_embedding(metadata_->rows() - num_users, dim));
+  user_embedding_ = register_module("user_embedding", make_embedding(num_users, dim, options.sparse));
+  item_embedding_ =
+      register_module("item_embedding", make_embedding(metadata_->rows() - num_users, dim, options.sparse));
   gpt2_ = register_module("gpt2", std::move(gpt2));
   projection_ = register_module("projection", torch::nn::Linear(config.n_embd, dim));
   user_mlp_ = register_module("user_mlp", make_mlp(dim));
@@ -148,12 +149,12 @@ at::Tensor Gpt2Recommender::from_text(torch::nn::SequentialImpl& mlp, const at::
 }
 
 at::Tensor Gpt2Recommender::user_vectors(const at::Tensor& users, const at::Tensor& hidden) {
-  const at::Tensor own = trainkit::embedding_lookup(users, user_embedding_->weight);
+  const at::Tensor own = trainkit::embedding_lookup(users, user_embedding_->weight, options_.sparse);
   return own + from_text(*user_mlp_, hidden);
 }
 
 at::Tensor Gpt2Recommender::item_vectors(const at::Tensor& items, const at::Tensor& hidden) {
-  const at::Tensor own = trainkit::embedding_lookup(items, item_embedding_->weight);
+  const at::Tensor own = trainkit::embedding_lookup(items, item_embedding_->weight, options_.sparse);
   return own + from_text(*item_mlp_, hidden);
 }
 

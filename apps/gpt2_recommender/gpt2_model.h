@@ -22,6 +22,8 @@ struct Gpt2RecommenderOptions {
   bool freeze_gpt2 = true;
   /// Cache GPT-2's output for each text, (U + I) x n_embd floats, instead of computing it in every step.
   bool use_cache = true;
+  /// Sparse gradients of the embeddings of users and items, for SparseAdam.
+  bool sparse = false;
 };
 
 /// Computes the vector of a user or an item as e + MLP(W h) / embed_dim. e is its embedding, h the mean of GPT-2's

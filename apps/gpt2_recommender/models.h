@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "gpt2_recommender/bpr.h"
+#include "trainkit/distributed/device_replicator.h"
 
 namespace trainkit::rec {
 
@@ -34,13 +35,16 @@ class Recommender : public torch::nn::Module {
 
 /// Matrix factorisation: the vectors are the parameters, initialised with Xavier normal.
 /// Source: RecBole 1.2.1, recbole/model/general_recommender/bpr.py, with the same initialisation.
-class BprMf final : public Recommender {
+class BprMf final : public Recommender, public HasSparseGradients {
  public:
-  BprMf(int64_t num_users, int64_t num_items, int64_t embed_dim);
+  /// With `sparse` the gradients of both tables are sparse, for SparseAdam.
+  BprMf(int64_t num_users, int64_t num_items, int64_t embed_dim, bool sparse = false);
   at::Tensor loss(const at::Tensor& users, const at::Tensor& positives, const at::Tensor& negatives) override;
   RankingVectors vectors() override;
+  std::vector<at::Tensor> sparse_parameters() const override;
 
  private:
+  bool sparse_;
   at::Tensor user_embedding_, item_embedding_;
   GradientBuffers buffers_;
 };

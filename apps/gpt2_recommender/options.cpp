@@ -70,6 +70,19 @@ absl::Status check_interactions(const ConfigParser& parser, const RecOptions& op
   return absl::OkStatus();
 }
 
+absl::Status check_optimizer(const ConfigParser& parser, const RunOptions& run, const RecOptions& options) {
+  if (!options.is_sparse()) return absl::OkStatus();
+  for (const auto& [flag, decay] : {std::pair("weight_decay", run.weight_decay),
+                                    std::pair("embedding_decay", options.embedding_decay.value_or(0))}) {
+    if (decay != 0) return parser.invalid(flag, "SparseAdam has no weight decay", "0, or --optimizer adamw");
+  }
+  if (run.shard != Sharding::kNone) {
+    return parser.invalid("shard", "the sparse gradients of --optimizer sparse_adam are not divided",
+                          "none, or --optimizer adamw");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status check_model(const ConfigParser& parser, const RecOptions& options) {
   if (options.model != "gpt2") return absl::OkStatus();
   if (options.use_cache.value_or(false) && !options.is_frozen()) {
@@ -183,10 +196,23 @@ std::string fit_default_batch(const ConfigParser& parser, RunOptions& run, int64
       *run.global_batch_size, before, rows, (rows + *run.global_batch_size - 1) / *run.global_batch_size, kLeastSteps);
 }
 
+std::string choose_optimizer(const RunOptions& run, RecOptions& options, bool on_cpu, int64_t vectors) {
+  if (options.optimizer != "auto") return {};
+  options.optimizer = "adamw";
+  const bool is_new = run.resume.empty() && run.gpu_memory.empty() && run.shard == Sharding::kNone;
+  const bool decays = run.weight_decay != 0 || options.embedding_decay.value_or(0) != 0;
+  if (!is_new || !on_cpu || decays || vectors <= kSparseVectors) return {};
+  options.optimizer = "sparse_adam";
+  return fmt::format(
+      "sparse_adam for {} users and items: its steps follow the batch; without weight decay (--optimizer adamw has "
+      "one)",
+      vectors);
+}
+
 std::string fit_regularisation(const ConfigParser& parser, RunOptions& run, RecOptions& options, int64_t rows) {
   if (!run.resume.empty() || rows < 1) return {};
   std::string text;
-  if (parser.is_default("embedding_decay") && parser.is_default("weight_decay")) {
+  if (!options.is_sparse() && parser.is_default("embedding_decay") && parser.is_default("weight_decay")) {
     const double decay = std::min(1.0, 100 / std::sqrt(static_cast<double>(rows)));
     options.embedding_decay = std::round(decay * 100) / 100;
     text = fmt::format("--embedding_decay {} for {} training rows", *options.embedding_decay, rows);
@@ -199,6 +225,7 @@ std::string fit_regularisation(const ConfigParser& parser, RunOptions& run, RecO
 }
 
 absl::Status check_rec_options(const ConfigParser& parser, const RunOptions& run, const RecOptions& options) {
+  TRAINKIT_RETURN_IF_ERROR(check_optimizer(parser, run, options));
   if (!options.plan_data.empty()) {
     if (!run.dry_run || !run.data_dir.empty()) {
       return parser.invalid("plan_data", "replaces --data_dir in a dry run", "--dry_run without --data_dir");

@@ -71,12 +71,14 @@ absl::StatusOr<std::shared_ptr<const Metadata>> read_metadata(const RecOptions& 
 std::shared_ptr<Recommender> make_recommender(const RecOptions& options, const Interactions& interactions,
                                               const std::shared_ptr<const Metadata>& metadata) {
   if (!metadata) {
-    return std::make_shared<BprMf>(interactions.num_users(), interactions.num_items(), options.embed_dim);
+    return std::make_shared<BprMf>(interactions.num_users(), interactions.num_items(), options.embed_dim,
+                                   options.is_sparse());
   }
-  return std::make_shared<Gpt2Recommender>(
-      make_gpt2(options, *metadata).value(), metadata,
-      Gpt2RecommenderOptions{
-          .embed_dim = options.embed_dim, .freeze_gpt2 = options.is_frozen(), .use_cache = options.is_cached()});
+  return std::make_shared<Gpt2Recommender>(make_gpt2(options, *metadata).value(), metadata,
+                                           Gpt2RecommenderOptions{.embed_dim = options.embed_dim,
+                                                                  .freeze_gpt2 = options.is_frozen(),
+                                                                  .use_cache = options.is_cached(),
+                                                                  .sparse = options.is_sparse()});
 }
 
 absl::StatusOr<Session> Session::open(const RunOptions& run, const RecOptions& options) {

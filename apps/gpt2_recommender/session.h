@@ -44,6 +44,8 @@ class Session {
 
   const Interactions& interactions() const { return interactions_; }
   const RecOptions& options() const { return options_; }
+  /// Sets the optimizer that was chosen for the data.
+  void set_optimizer(const std::string& optimizer) { options_.optimizer = optimizer; }
   const Ranking& validation() const { return validation_; }
   const std::shared_ptr<RankingTest>& test() const { return test_; }
 
@@ -102,10 +104,10 @@ absl::StatusOr<std::shared_ptr<const Metadata>> read_metadata(const RecOptions& 
 std::shared_ptr<Recommender> make_recommender(const RecOptions& options, const Interactions& interactions,
                                               const std::shared_ptr<const Metadata>& metadata);
 
-/// Makes AdamW with the parameters of `model`. With `embedding_decay` the vectors of users and items are a group
-/// with that weight decay.
-std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replicas,
-                                          std::optional<double> embedding_decay, const torch::nn::Module& model);
+/// Makes the optimizer of the flags with the parameters of `model`. With AdamW and an embedding decay the vectors of
+/// users and items are a group with that weight decay.
+std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replicas, const RecOptions& options,
+                                          const torch::nn::Module& model);
 
 /// Frees the caches of GPT-2's output on all devices and switches to dynamic mode, which gives the same loss. Returns
 /// false if no model has a cache.

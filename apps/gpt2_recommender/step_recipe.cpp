@@ -68,12 +68,13 @@ void add_choices(const Session& session, StepRecipe& recipe) {
 
 }  // namespace
 
-std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replicas,
-                                          std::optional<double> embedding_decay, const torch::nn::Module& model) {
+std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replicas, const RecOptions& options,
+                                          const torch::nn::Module& model) {
+  if (options.is_sparse()) return std::make_unique<SparseAdam>(SparseAdamOptions{.lr = resolve_lr(run, replicas)});
   auto optimizer =
       std::make_unique<AdamW>(AdamWOptions{.lr = resolve_lr(run, replicas), .weight_decay = run.weight_decay});
-  if (!embedding_decay) return optimizer;
-  ParamGroup embeddings{.params = {}, .weight_decay = embedding_decay, .name = "embeddings"};
+  if (!options.embedding_decay) return optimizer;
+  ParamGroup embeddings{.params = {}, .weight_decay = options.embedding_decay, .name = "embeddings"};
   std::vector<ParamGroup> groups = default_param_groups(model);
   for (ParamGroup& group : groups) {
     std::vector<NamedParameter> others;
@@ -110,6 +111,7 @@ StepRecipe Session::recipe(const Placement& placement, const TripletFeed& feed) 
   if (!devices.front().is_cpu()) devices.emplace_back(at::kCPU);
   StepRecipe recipe;
   recipe.make_model = [this] { return create_model(); };
+  if (options_.is_sparse()) recipe.make_optimizer = [] { return std::make_unique<SparseAdam>(); };
   recipe.loss = loss(feed, devices);
   recipe.dataset =
       std::make_shared<DifferentTriplets>(feed.triplets->size(), interactions_.num_users(), interactions_.num_items());

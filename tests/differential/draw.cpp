@@ -119,6 +119,7 @@ void draw_layers(Dice& dice, Spec& spec) {
 
 void draw_optimizer(Dice& dice, Spec& spec) {
   spec.optimizer = dice.one({"sgd", "sgd", "adam", "adamw", "adamw", "muon"});
+  if (spec.input == "tokens" && !spec.tied_head && dice.chance(40)) spec.optimizer = "sparse_adam";
   spec.lr = spec.optimizer == "sgd" ? dice.one_of({0.02, 0.05, 0.1}) : dice.one_of({0.003, 0.01});
   if (spec.optimizer == "sgd" || spec.optimizer == "muon") {
     spec.momentum = dice.one_of({0.0, 0.9, 0.5});
@@ -128,6 +129,10 @@ void draw_optimizer(Dice& dice, Spec& spec) {
   spec.eps = dice.one_of({1e-8, 1e-4});
   spec.weight_decay = dice.one_of({0.0, 0.01, 0.1});
   spec.groups = spec.optimizer == "muon" ? "default" : dice.one({"default", "one", "layers"});
+  if (spec.optimizer == "sparse_adam") {
+    spec.weight_decay = 0;
+    spec.groups = dice.one({"default", "one"});
+  }
   if (dice.chance(30)) spec.clip = dice.one_of({0.1, 1.0, 100.0});
   if (dice.chance(25)) spec.ema = dice.one_of({0.5, 0.9});
   spec.keep_grads = dice.chance(20);
@@ -255,6 +260,11 @@ void settle(Spec& spec) {
   const bool has_branch = any_layer([](const LayerSpec& layer) { return layer.branch; });
   const bool divides = spec.oracle == "replicas" || spec.oracle == "ranks" || spec.oracle == "shards";
   if (divides && has_branch && !spec.weights.empty()) spec.weights = "scaled";
+  // And the rows of an embedding that only those use: their sparse gradients are zeros on one device.
+  const bool leaves_out = divides || spec.oracle == "accumulation" || spec.oracle == "retry";
+  if (leaves_out && spec.optimizer == "sparse_adam" && !spec.weights.empty()) spec.weights = "scaled";
+  // Sparse gradients are not divided.
+  if (spec.oracle == "shards" && spec.optimizer == "sparse_adam") spec.optimizer = "adam";
   // SyncBatchNorm's variance is E[x^2] - E[x]^2 in float64: Adam would enlarge its rounding in a parameter before it
   // whose true gradient is 0.
   const bool synchronises = any_layer([](const LayerSpec& layer) { return layer.kind == "sync_batch_norm"; });
@@ -269,7 +279,7 @@ void settle(Spec& spec) {
   if (spec.two_steps) {
     spec.ema = 0, spec.accumulate = 1, spec.tied_head = false, spec.state = false, spec.skip_nonfinite = false;
     spec.bad_rows.clear();
-    if (spec.optimizer == "muon") spec.optimizer = "adamw";
+    if (spec.optimizer == "muon" || spec.optimizer == "sparse_adam") spec.optimizer = "adamw";
   }
   if (spec.loop == "trainer") {
     spec.keep_grads = false;

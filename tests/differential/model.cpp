@@ -66,7 +66,8 @@ std::shared_ptr<torch::nn::Module> Net::add(const Spec& spec, size_t i) {
   }
   if (layer.kind == "embedding") {
     shape_ = {layer.out};
-    return use(torch::nn::Embedding(torch::nn::EmbeddingOptions(kVocabulary, layer.out)));
+    return use(torch::nn::Embedding(
+        torch::nn::EmbeddingOptions(kVocabulary, layer.out).sparse(spec.optimizer == "sparse_adam")));
   }
   if (layer.kind == "linear") {
     shape_ = {layer.out};

@@ -47,6 +47,9 @@ std::unique_ptr<Optimizer> make_bare_optimizer(const Spec& spec) {
     return std::make_unique<Adam>(
         AdamOptions{.lr = spec.lr, .betas = betas, .eps = spec.eps, .weight_decay = spec.weight_decay});
   }
+  if (spec.optimizer == "sparse_adam") {
+    return std::make_unique<SparseAdam>(SparseAdamOptions{.lr = spec.lr, .betas = betas, .eps = spec.eps});
+  }
   if (spec.optimizer == "muon") {
     return std::make_unique<Muon>(
         MuonOptions{.lr = spec.lr,

@@ -46,7 +46,7 @@ struct Spec {
   int64_t epochs = 0;  ///< of the Trainer; 0: `steps` is its limit
   int64_t fits = 1;    ///< calls of fit, or schedulers and steps one after the other
   int64_t accumulate = 1;
-  std::string optimizer = "sgd";  ///< sgd, adam, adamw, muon
+  std::string optimizer = "sgd";  ///< sgd, adam, adamw, muon, sparse_adam (with a sparse embedding)
   double lr = 0.05;
   double momentum = 0;
   bool nesterov = false;

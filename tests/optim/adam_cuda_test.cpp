@@ -178,3 +178,30 @@ TEST_CASE("cast_together on a GPU rounds as LibTorch does", "[optim][gpu]") {
     for (size_t i = 0; i < tensors.size(); ++i) CHECK(torch::equal(cast[i], tensors[i].to(type)));
   }
 }
+
+TEST_CASE("SparseAdam on a GPU equals that of the CPU, and the device decides to skip a step", "[optim][gpu]") {
+  SKIP_WITHOUT_GPU();
+  torch::manual_seed(4);
+  const at::Tensor init = torch::randn({9, 5});
+  std::vector<at::Tensor> tables = {init.clone().requires_grad_(), init.to(kGpu).requires_grad_()};
+  std::vector<SparseAdam> optimizers;
+  for (const at::Tensor& table : tables) {
+    optimizers.emplace_back(SparseAdamOptions{.lr = 0.1, .betas = {0.8, 0.95}});
+    optimizers.back().add_param_group({.params = {{"table", table}}});
+  }
+  for (const bool is_skipped : {false, true, false}) {
+    // Coalesced: the simulated device cannot sort rows.
+    const at::Tensor rows = torch::tensor({{1, 4, 8}}), values = torch::randn({3, 5});
+    const at::Tensor before = tables[1].detach().clone();
+    for (size_t i = 0; i < 2; ++i) {
+      const at::Device device = tables[i].device();
+      tables[i].mutable_grad() =
+          at::_sparse_coo_tensor_unsafe(rows.to(device), values.to(device), init.sizes(),
+                                        values.options().device(device).layout(at::kSparse), /*is_coalesced=*/true);
+      optimizers[i].step_unless(torch::full({}, is_skipped ? 1.0 : 0.0, device));
+    }
+    CHECK(tables[1].cpu().allclose(tables[0], 1e-5, 1e-6));
+    CHECK(tables[1].equal(before) == is_skipped);
+  }
+  CHECK(optimizers[1].step_count().item<double>() == 2);
+}

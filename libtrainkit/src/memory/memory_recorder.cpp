@@ -388,6 +388,11 @@ void MemoryRecorder::assign_freed_since(int64_t allocation, MemoryClass kind) {
 void MemoryRecorder::empty_cache() { state_->empty_cache(); }
 
 void MemoryRecorder::assign(const at::Tensor& tensor, MemoryClass kind) {
+  if (tensor.defined() && tensor.is_sparse()) {
+    assign(tensor._indices(), kind);
+    assign(tensor._values(), kind);
+    return;
+  }
   if (tensor.defined() && tensor.has_storage()) state_->assign(tensor.storage().data(), kind);
 }
 

@@ -25,6 +25,9 @@ Adam::Adam(const AdamOptions& options)
   TORCH_CHECK_VALUE(problems.empty(), "Adam: ", problems.text());
 }
 
+Adam::Adam(const BaseOptions& base, const std::array<double, 2>& betas, double eps)
+    : Optimizer(base), betas_(betas), eps_(eps) {}
+
 std::unique_ptr<Optimizer> Adam::create_like() const { return std::make_unique<Adam>(options()); }
 
 AdamOptions Adam::options() const {

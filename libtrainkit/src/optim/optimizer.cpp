@@ -11,10 +11,15 @@
 namespace trainkit {
 
 Optimizer::Optimizer(const BaseOptions& options)
-    : parts_(std::make_shared<detail::OptimizerParts>(options.lr, options.weight_decay, options.capturable)) {}
+    : parts_(std::make_shared<detail::OptimizerParts>(options.lr, options.weight_decay, options.capturable)) {
+  parts_->parameters.takes_sparse = options.takes_sparse;
+}
 
 Optimizer::BaseOptions Optimizer::base_options() const {
-  return {.lr = lr(), .weight_decay = parts_->weight_decay, .capturable = parts_->capturable};
+  return {.lr = lr(),
+          .weight_decay = parts_->weight_decay,
+          .capturable = parts_->capturable,
+          .takes_sparse = parts_->parameters.takes_sparse};
 }
 
 std::vector<ParamGroup> Optimizer::groups_for(const torch::nn::Module& model) const {

@@ -12,9 +12,10 @@ namespace trainkit::detail {
 namespace {
 
 /// Returns `gradient` with the strides of `param`. The CPU kernels traverse both in memory order, and the CUDA kernels
-/// require equal strides. Strides of dimensions of size 1 may differ although the memory order is the same.
+/// require equal strides. A sparse gradient stays as it is. Strides of dimensions of size 1 may differ although the
+/// memory order is the same.
 at::Tensor with_layout_of(const at::Tensor& param, const at::Tensor& gradient) {
-  if (gradient.strides() == param.strides()) return gradient;
+  if (gradient.is_sparse() || gradient.strides() == param.strides()) return gradient;
   if (gradient.is_contiguous() && param.is_contiguous()) return gradient.as_strided(param.sizes(), param.strides());
   return at::empty_like(param).copy_(gradient);
 }
@@ -31,8 +32,9 @@ at::Tensor with_layout_of(const at::Tensor& param, const at::Tensor& gradient) {
 //
 // Memory. add() allocates everything before it changes a member, and a step allocates no tensor memory after its first
 // change. An out-of-memory error therefore leaves either the old state or the new one, never a mixture. The exceptions
-// are SGD on 16-bit CPU parameters, which makes float32 copies in each step (SGD::apply_in_float), and Muon, which
-// allocates scalars and the scratch memory of LibTorch's matrix products.
+// are SGD on 16-bit CPU parameters, which makes float32 copies in each step (SGD::apply_in_float), Muon, which
+// allocates scalars and the scratch memory of LibTorch's matrix products, and SparseAdam outside float32 on the CPU,
+// which allocates the new values of a parameter's rows before it writes them. Gradients are coalesced before.
 //
 // CUDA graphs. Learning rates and counts move to the device with count_on_device(); both are then updated in place,
 // because a captured step() reads fixed addresses. `version` changes whenever such a step becomes invalid: new tensors,
@@ -63,7 +65,7 @@ std::vector<ParamGroup> OptimizerParts::take_groups() {
   counts = StepCounts(counts.are_on_device());
   rates.forget_groups();
   ++version;
-  return std::exchange(parameters, {}).groups;
+  return std::exchange(parameters, ParameterBuckets{.takes_sparse = parameters.takes_sparse}).groups;
 }
 
 void OptimizerParts::count_on_device() {
@@ -109,7 +111,7 @@ void OptimizerParts::step(const std::optional<at::Tensor>& found_inf,
 bool OptimizerParts::collect_gradients() {
   for (ParameterBucket& bucket : parameters.buckets) {
     for (size_t i = 0; i < bucket.params.size(); ++i) {
-      const at::Tensor& gradient = checked_gradient(bucket, i);
+      const at::Tensor& gradient = parameters.gradient_of(bucket, i);
       if (counts.note_gradient(bucket.positions[i], gradient.defined())) ++version;
       bucket.gradients[i] = gradient.defined() ? with_layout_of(bucket.params[i], gradient) : at::Tensor();
     }

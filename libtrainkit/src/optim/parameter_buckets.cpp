@@ -8,6 +8,8 @@
 #include <string_view>
 #include <unordered_set>
 
+#include "core/tensors/coalesced.h"
+
 namespace trainkit::detail {
 
 ParameterBucket ParameterBucket::with_gradients() const {
@@ -94,21 +96,24 @@ std::vector<at::Tensor> ParameterBuckets::gradients() const {
   std::vector<at::Tensor> gradients;
   for (const ParameterBucket& bucket : buckets) {
     for (size_t i = 0; i < bucket.params.size(); ++i) {
-      const at::Tensor& gradient = checked_gradient(bucket, i);
-      if (gradient.defined()) gradients.push_back(gradient);
+      const at::Tensor& gradient = gradient_of(bucket, i);
+      if (gradient.defined()) gradients.push_back(gradient.is_sparse() ? gradient._values() : gradient);
     }
   }
   return gradients;
 }
 
-const at::Tensor& checked_gradient(const ParameterBucket& bucket, size_t i) {
+const at::Tensor& ParameterBuckets::gradient_of(const ParameterBucket& bucket, size_t i) const {
   const at::Tensor& param = bucket.params[i];
-  const at::Tensor& gradient = param.unsafeGetTensorImpl()->grad();
+  at::Tensor& gradient = param.mutable_grad();
   if (!gradient.defined()) return gradient;
-  TORCH_CHECK_VALUE(gradient.layout() == at::kStrided, "optimizer: the gradient of '", bucket.names[i],
-                    "' is sparse, expected a dense one: build the embedding with sparse(false)");
+  const bool is_sparse = gradient.layout() == at::kSparse;
+  TORCH_CHECK_VALUE(gradient.layout() == at::kStrided || (is_sparse && takes_sparse), "optimizer: the gradient of '",
+                    bucket.names[i],
+                    "' is sparse, expected a dense one: build the embedding with sparse(false), or use SparseAdam");
   TORCH_CHECK_VALUE(gradient.scalar_type() == param.scalar_type(), "optimizer: the gradient of '", bucket.names[i],
                     "' is ", gradient.scalar_type(), ", expected ", param.scalar_type(), " like its parameter");
+  if (is_sparse && !gradient.is_coalesced()) gradient = coalesced(gradient);
   return gradient;
 }
 

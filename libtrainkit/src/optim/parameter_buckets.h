@@ -29,8 +29,9 @@ struct ParameterBucket {
 };
 
 struct ParameterBuckets {
-  std::vector<ParamGroup> groups;
-  std::vector<ParameterBucket> buckets;  ///< In the order of their updates.
+  std::vector<ParamGroup> groups = {};
+  std::vector<ParameterBucket> buckets = {};  ///< In the order of their updates.
+  bool takes_sparse = false;                  ///< Optimizer::BaseOptions::takes_sparse
 
   /// Throws c10::ValueError unless `group` can be added.
   void check(const ParamGroup& group) const;
@@ -40,12 +41,11 @@ struct ParameterBuckets {
                                            int64_t position,
                                            const std::function<size_t(const at::Tensor&)>& shard_of) const;
   void zero_grad(bool set_to_none) const;
-  /// Throws c10::ValueError for a gradient that the kernels cannot read.
+  /// Optimizer::gradients(). Throws c10::ValueError for a gradient that the kernels cannot read.
   std::vector<at::Tensor> gradients() const;
+  /// Returns the gradient of `bucket`'s parameter `i`, undefined if there is none. Coalesces a sparse one in its place.
+  /// Throws c10::ValueError if the kernels cannot read it.
+  const at::Tensor& gradient_of(const ParameterBucket& bucket, size_t i) const;
 };
-
-/// Returns the gradient of `bucket`'s parameter `i`, undefined if there is none. Throws c10::ValueError if the kernels
-/// cannot read it.
-const at::Tensor& checked_gradient(const ParameterBucket& bucket, size_t i);
 
 }  // namespace trainkit::detail

@@ -58,6 +58,29 @@ TEST_CASE("bpr_loss and its gradients equal LibTorch's operations", "[apps][rec]
   }
 }
 
+TEST_CASE("Sparse gradients of bpr_loss have the rows of the batch, with the bits of the dense ones", "[apps][rec]") {
+  torch::manual_seed(6);
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+    const at::Tensor user_table = at::randn({500, 33}, dtype), item_table = at::randn({400, 33}, dtype);
+    const TripletBatch batch = make_batch(300, 500, 400);
+    GradientBuffers buffers;
+    std::vector<at::Tensor> gradients;
+    for (const bool sparse : {false, true}) {
+      const at::Tensor u = user_table.clone().requires_grad_(), v = item_table.clone().requires_grad_();
+      (2 * bpr_loss(u, v, batch.users, batch.positives, batch.negatives, buffers, sparse)).backward();
+      gradients.insert(gradients.end(), {u.grad(), v.grad()});
+    }
+    for (size_t i : {0, 1}) {
+      REQUIRE(gradients[i + 2].is_sparse());
+      const at::Tensor dense = gradients[i + 2].to_dense();
+      CHECK((dtype == at::kFloat ? dense.equal(gradients[i]) : at::allclose(dense, gradients[i])));
+    }
+    const int64_t users = std::get<0>(at::_unique(batch.users)).numel();
+    CHECK(gradients[2].coalesce()._nnz() == users);
+    if (dtype == at::kFloat) CHECK(gradients[2]._nnz() == users);  // each row once
+  }
+}
+
 TEST_CASE("Large margins neither overflow nor vanish", "[apps][rec]") {
   const at::Tensor users = at::full({1, 2}, 100.0f).requires_grad_(), items = at::zeros({2, 2});
   items[0] = 100.0f;
@@ -133,4 +156,6 @@ TEST_CASE("The vectors of BprMf give its loss", "[apps][rec]") {
         Approx(plain_loss(vectors.users, vectors.items, batch).item<float>()).epsilon(1e-5));
   // Xavier initialisation: variance 2 / (rows + columns).
   CHECK(vectors.users.std().item<double>() == Approx(std::sqrt(2.0 / 66)).epsilon(0.1));
+  CHECK(model.sparse_parameters().empty());
+  CHECK(BprMf(5, 4, 2, /*sparse=*/true).sparse_parameters().size() == 2);
 }

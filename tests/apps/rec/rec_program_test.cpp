@@ -217,6 +217,8 @@ TEST_CASE("Every split, protocol, filter and strategy trains", "[apps][rec]") {
                                                {"--strategy", "dp", "--parallel", "2", "--negatives", "in_batch"},
                                                {"--strategy", "dp", "--parallel", "2", "--draw", "device"},
                                                {"--grad_accum_steps", "2"},
+                                               {"--optimizer", "sparse_adam", "--ema", "0.9"},
+                                               {"--optimizer", "sparse_adam", "--precision", "bf16"},
                                                {"--precision", "bf16"}}) {
     std::vector<std::string> given = more;
     given.insert(given.end(), {"--epochs", "1", "--overwrite"});
@@ -245,6 +247,7 @@ TEST_CASE("The GPT-2 model trains frozen, cached, unfrozen and with adapters, an
   CHECK_THAT(with("trained", {"--no-freeze_gpt2"}), Catch::Contains("trained, computed in every step"));
   CHECK_THAT(with("lora", {"--lora_rank", "2"}), Catch::Contains("with adapters of rank 2, computed in every step"));
   CHECK_THAT(with("dp", {"--strategy", "dp", "--parallel", "2"}), Catch::Contains("2 logical replicas"));
+  CHECK_THAT(with("sparse", {"--optimizer", "sparse_adam"}), Catch::Contains("test       ndcg@10"));
   // The guide's two stages.
   CHECK_THAT(with("cached", {"--resume", "latest", "--no-use_cache", "--epochs", "3"}),
              Catch::Contains("test       ndcg@10"));
@@ -263,9 +266,10 @@ TEST_CASE("A run that draws negatives on the device has the losses of one whose 
   }
 }
 
-TEST_CASE("Two replicas and two ranks train the same weights as one process", "[apps][rec]") {
+TEST_CASE("Two replicas and two ranks train the same weights as one process, with either optimizer", "[apps][rec]") {
   const RecPlace place;
-  const std::vector<std::string> one = {"--batch_size", "64", "--epochs", "3"};
+  const std::string optimizer = GENERATE("adamw", "sparse_adam");
+  const std::vector<std::string> one = {"--batch_size", "64", "--epochs", "3", "--optimizer", optimizer};
   REQUIRE(run(place, place.flags("one", one)).code == 0);
   const auto compare = [&](const std::string& name) {
     const auto expected = losses(place.dir / "one"), got = losses(place.dir / name);
@@ -277,18 +281,39 @@ TEST_CASE("Two replicas and two ranks train the same weights as one process", "[
     const auto mine = json_of(place, name + "/summary.json"), its = json_of(place, "one/summary.json");
     CHECK(mine.at("ndcg@10").get<double>() == Approx(its.at("ndcg@10").get<double>()).epsilon(1e-3));
   };
-  const Ended dp =
-      run(place, place.flags("dp", {"--batch_size", "32", "--epochs", "3", "--strategy", "dp", "--parallel", "2"}));
+  const Ended dp = run(place, place.flags("dp", {"--batch_size", "32", "--epochs", "3", "--optimizer", optimizer,
+                                                 "--strategy", "dp", "--parallel", "2"}));
   INFO(dp.errors);
   REQUIRE(dp.code == 0);
   compare("dp");
-  auto flags = place.flags("ddp", {"--batch_size", "32", "--epochs", "3"});
+  auto flags = place.flags("ddp", {"--batch_size", "32", "--epochs", "3", "--optimizer", optimizer});
   flags.insert(flags.begin(),
                {"launch", "--nproc_per_node", "2", "--", std::string(TRAINKIT_BIN_DIR) + "/trainkit-gpt2rec"});
   const Ended ddp = run_to_end("trainkit", flags, place.dir.path().string());
   INFO(ddp.output << ddp.errors);
   REQUIRE(ddp.code == 0);
   compare("ddp");
+}
+
+TEST_CASE("The automatic optimizer is SparseAdam for many users and items on the CPU, and keeps that of older runs",
+          "[apps][rec]") {
+  const auto chosen = [](int64_t vectors, bool on_cpu = true, const auto&... change) {
+    RunOptions run;
+    set_run_defaults(run);
+    RecOptions options;
+    (change(run, options), ...);
+    const std::string line = choose_optimizer(run, options, on_cpu, vectors);
+    CHECK(line.empty() == (options.optimizer == "adamw"));
+    return options.optimizer;
+  };
+  CHECK(chosen(6040 + 3706) == "adamw");  // MovieLens 1M
+  CHECK(chosen(kSparseVectors) == "adamw");
+  CHECK(chosen(kSparseVectors + 1) == "sparse_adam");
+  CHECK(chosen(1 << 20, /*on_cpu=*/false) == "adamw");
+  CHECK(chosen(1 << 20, true, [](RunOptions& run, RecOptions&) { run.resume = "latest"; }) == "adamw");
+  CHECK(chosen(1 << 20, true, [](RunOptions& run, RecOptions&) { run.shard = Sharding::kOptimizer; }) == "adamw");
+  CHECK(chosen(1 << 20, true, [](RunOptions& run, RecOptions&) { run.weight_decay = 0.1; }) == "adamw");
+  CHECK(chosen(1 << 20, true, [](RunOptions&, RecOptions& options) { options.embedding_decay = 0.1; }) == "adamw");
 }
 
 TEST_CASE("Errors of trainkit-gpt2rec have the exit code of their class and one line", "[apps][rec]") {
@@ -318,6 +343,11 @@ TEST_CASE("Errors of trainkit-gpt2rec have the exit code of their class and one 
       {4, "encoder.json", place.flags("a", {"--model", "gpt2", "--vocab", place.dir / "ml-1m"})},
 
       {2, "--embed_dim", place.flags("a", {"--embed_dim", "0"})},
+      {2, "--weight_decay: SparseAdam has no weight decay",
+       place.flags("a", {"--optimizer", "sparse_adam", "--weight_decay", "0.1"})},
+      {2, "--embedding_decay: SparseAdam has no weight decay",
+       place.flags("a", {"--optimizer", "sparse_adam", "--embedding_decay", "0.1"})},
+      {2, "--shard", place.flags("a", {"--optimizer", "sparse_adam", "--shard", "optimizer"})},
       {2, "--negatives", place.flags("a", {"--negatives", "none"})},
       {2, "--topk", place.flags("a", {"--topk", "0"})},
       {2, "--min_rating", place.flags("a", {"--min_rating", "-1"})},

@@ -13,8 +13,9 @@ using namespace trainkit::test;
 TEST_CASE("Runs of trainkit-gpt2rec interrupted at random moments end with the bytes of an uninterrupted run",
           "[apps][rec][resume]") {
   const RecPlace place;
-  const std::vector<std::string> more = {"--epochs",         "12", "--save_every", "8",  "--eval_every", "10",
-                                         "--early_stopping", "0",  "--ema",        "0.9"};
+  const std::vector<std::string> more = {"--epochs",     "12",  "--save_every",     "8",
+                                         "--eval_every", "10",  "--early_stopping", "0",
+                                         "--ema",        "0.9", "--optimizer",      GENERATE("adamw", "sparse_adam")};
   verify_resume("trainkit-gpt2rec", place.flags("", more), place.dir);
 }
 

@@ -19,6 +19,8 @@ class Net(nn.Module):
             if module is not None and any(True for _ in module.state_dict()):
                 setattr(self, f"l{i}", module)
             self.modules_of.append(module)
+            if isinstance(module, nn.Embedding):
+                module.sparse = spec["optimizer"] == "sparse_adam"
         if spec["tied_head"]:
             embedding = self.modules_of[0]
             self.head = nn.Linear(embedding.embedding_dim, embedding.num_embeddings)

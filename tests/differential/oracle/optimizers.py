@@ -37,19 +37,29 @@ class Optimizers:
         spec, decay = self.spec, self.spec["weight_decay"] if weight_decay is None else weight_decay
         lr, betas = spec["lr"] * multiple, (spec["beta1"], 0.99)
         parameters = [p for _, p in named]
-        if muon:
+        sparse = [one for one in named if self.is_table(one[1])]
+        if sparse and len(sparse) < len(named):  # Adam for the parameters with dense gradients
+            self.add(sparse, multiple, weight_decay)
+            return self.add([one for one in named if not self.is_table(one[1])], multiple, weight_decay)
+        if sparse:
+            made = torch.optim.SparseAdam(parameters, lr=lr, betas=betas, eps=spec["eps"])
+        elif muon:
             made = torch.optim.Muon(parameters, lr=lr, momentum=spec["momentum"], weight_decay=decay,
                                     nesterov=spec["nesterov"] and spec["momentum"] > 0)
         elif spec["optimizer"] == "sgd":
             made = torch.optim.SGD(parameters, lr=lr, momentum=spec["momentum"], weight_decay=decay,
                                    nesterov=spec["nesterov"] and spec["momentum"] > 0)
-        elif spec["optimizer"] == "adam":
+        elif spec["optimizer"] in ("adam", "sparse_adam"):
             made = torch.optim.Adam(parameters, lr=lr, betas=betas, eps=spec["eps"], weight_decay=decay)
         else:
             made = torch.optim.AdamW(parameters, lr=lr, betas=betas, eps=spec["eps"], weight_decay=decay)
         self.optimizers.append((made, multiple))
         for name, parameter in named:
             self.names[name] = (parameter, made)
+
+    def is_table(self, parameter):
+        """Whether its gradients are sparse."""
+        return any(isinstance(m, nn.Embedding) and m.sparse and m.weight is parameter for m in self.net.modules_of)
 
     def parameters(self):
         return [p for p, _ in self.names.values()]
@@ -66,7 +76,7 @@ class Optimizers:
         for name, (parameter, optimizer) in self.names.items():
             state = optimizer.state.get(parameter, {})
             adam = ["exp_avg", "exp_avg_sq"]
-            kinds = {torch.optim.Adam: adam, torch.optim.AdamW: adam, torch.optim.Muon: ["momentum_buffer"],
+            kinds = {torch.optim.Adam: adam, torch.optim.AdamW: adam, torch.optim.SparseAdam: adam, torch.optim.Muon: ["momentum_buffer"],
                      torch.optim.SGD: ["momentum_buffer"] if self.spec["momentum"] else []}[type(optimizer)]
             for kind in kinds:
                 value = state.get(kind)

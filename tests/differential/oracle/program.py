@@ -74,8 +74,8 @@ class Program:
                 continue
             for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters, allow_unused=True)):
                 if gradient is not None:
-                    known = gradients.get(parameter, 0.0)
-                    gradients[parameter] = known + gradient * weight
+                    known = gradients.get(parameter)
+                    gradients[parameter] = gradient * weight if known is None else known + gradient * weight
             total += weight
             loss_sum += loss.item() * weight
             if metric is not None:
@@ -94,13 +94,19 @@ class Program:
         if spec["keep_grads"]:  # as zero_grad(set_to_none=False): zeros where an earlier step left a gradient
             for parameter in parameters:
                 if parameter in self.had_gradients:
-                    gradients.setdefault(parameter, torch.zeros_like(parameter))
+                    zeros = torch.zeros_like(parameter)
+                    gradients.setdefault(parameter, zeros.to_sparse(1) if optimizers.is_table(parameter) else zeros)
             self.had_gradients.update(gradients)
+        holders = []  # of the gradients' values
         for parameter, gradient in gradients.items():
-            parameter.grad = gradient / total
+            gradient = gradient / total
+            parameter.grad = gradient.coalesce() if gradient.is_sparse else gradient
+            values = parameter.grad._values() if gradient.is_sparse else parameter.grad
+            holders.append(torch.empty_like(values))
+            holders[-1].grad = values
         if spec["clip"]:
-            record[place + "grad_norm"] = nn.utils.clip_grad_norm_(optimizers.parameters(), spec["clip"])
-        finite = all(torch.isfinite(p.grad).all() for p in optimizers.parameters() if p.grad is not None)
+            record[place + "grad_norm"] = nn.utils.clip_grad_norm_(holders, spec["clip"])
+        finite = all(torch.isfinite(holder.grad).all() for holder in holders)
         if spec["skip_nonfinite"]:
             self.skipped = 0 if finite else self.skipped + 1
             record[place + "skipped"] = float(self.skipped)

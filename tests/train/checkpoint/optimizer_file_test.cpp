@@ -78,6 +78,36 @@ TEST_CASE("The state of AdamW is restored from a PyTorch file exactly", "[train]
   CHECK(trainkit::detail::OptimizerParts::of(again).counts.known() == 3);
 }
 
+TEST_CASE("The state of SparseAdam moves to Python's SparseAdam and back", "[train][optimizer_file]") {
+  if (python().empty()) TRAINKIT_SKIP("TRAINKIT_PYTHON is not set");
+  TempDir dir;
+  torch::manual_seed(2);
+  torch::nn::Embedding table(torch::nn::EmbeddingOptions(6, 4).sparse(true));
+  SparseAdam optimizer({.lr = 0.1});
+  optimizer.add_param_group({.params = {{"weight", table->weight}}});
+  const auto step_of = [&](const std::vector<int64_t>& rows) {
+    optimizer.zero_grad();
+    table(torch::tensor(rows)).square().sum().backward();
+    optimizer.step();
+  };
+  step_of({0, 1, 5});
+  step_of({1, 2});
+  REQUIRE(save_torch_file(Fs::posix(), dir / "table.pt", {{"weight", table->weight}}).ok());
+  REQUIRE(save_torch_optimizer(Fs::posix(), dir / "optimizer.pt", optimizer) == absl::OkStatus());
+  run_reference("sparse_adam_file.py", dir.path().string());
+  step_of({1, 4, 1});
+  SparseAdam again({.lr = 0.1});
+  again.add_param_group({.params = {{"weight", table->weight}}});
+  REQUIRE(load_torch_optimizer(again, dir / "python.pt") == absl::OkStatus());
+  CHECK(difference(optimizer, again) == 0);
+  CHECK(trainkit::detail::OptimizerParts::of(again).counts.known() == 3);
+  AdamW other({.lr = 0.1});
+  other.add_param_group({.params = {{"weight", table->weight}}});
+  CHECK_THAT(refusal(other, dir / "python.pt"), Catch::Contains("is of another algorithm (got 'SparseAdam'"));
+  REQUIRE(save_torch_optimizer(Fs::posix(), dir / "adamw.pt", other) == absl::OkStatus());
+  CHECK_THAT(refusal(again, dir / "adamw.pt"), Catch::Contains("expected SparseAdam"));
+}
+
 TEST_CASE("An optimizer file that does not match is refused, and nothing changes", "[train][optimizer_file]") {
   TempDir dir;
   torch::nn::Linear layer(torch::nn::LinearOptions(3, 2).bias(false));
@@ -95,7 +125,7 @@ TEST_CASE("An optimizer file that does not match is refused, and nothing changes
   CHECK_THAT(refusal(optimizer, file_of(dir, {"0"}, good)),
              Catch::Contains("state.0: is a parameter number without a name"));
   REQUIRE(save_torch_file(Fs::posix(), dir / "w.pt", {{"fc.weight", good}}).ok());
-  CHECK_THAT(refusal(optimizer, dir / "w.pt"), Catch::Contains("contains no state of Adam or AdamW"));
+  CHECK_THAT(refusal(optimizer, dir / "w.pt"), Catch::Contains("contains no state of Adam, AdamW or SparseAdam"));
   CHECK(std::get<at::Tensor>(optimizer.state_dict().at("state.fc.weight.exp_avg")).abs().sum().item<double>() == 0);
 
   CHECK(load_torch_optimizer(optimizer, file_of(dir, {"module.fc.weight"}, good)) == absl::OkStatus());

@@ -197,24 +197,6 @@ TEST_CASE("Several sharded replicators over one process group train side by side
   for (const std::string& text : texts) CHECK(text == "ok");
 }
 
-TEST_CASE("A layer with sparse gradients is refused before the first step on replicas, and in it on one device",
-          "[train][train_step]") {
-  const auto make = [] { return torch::nn::Embedding(torch::nn::EmbeddingOptions(10, 4).sparse(true)); };
-  const auto made = DeviceReplicator::create(make, {.cpu_replicas = 2});
-  REQUIRE(!made.ok());
-  CHECK_THAT(std::string(made.status().message()),
-             Catch::Contains("has sparse gradients") && Catch::Contains("build it with sparse(false)"));
-  const LossFunction loss = [](torch::nn::EmbeddingImpl& table, const Batch& batch) {
-    return table.forward(batch["x"].to(at::kLong).abs()).mean();
-  };
-  for (const double clip : {0.0, 1.0}) {
-    const auto devices = DeviceReplicator::create(make).value();
-    SGD optimizer(kSgd);
-    TrainStep step(*devices, optimizer, {.grad_clip = clip});
-    CHECK_THROWS_WITH(step(batch_of(rows_of(0, 0, 0)), loss), Catch::Contains("the gradient of 'weight' is sparse"));
-  }
-}
-
 TEST_CASE("Weights of any size give the mean by weight, and one that float32 cannot hold is refused in one line",
           "[train][train_step]") {
   const auto loss_of_step = [](std::vector<double> weights) {

@@ -28,6 +28,15 @@ namespace detail {
 class ReplicaStrategy;
 }
 
+/// A module whose own backward gives some of its parameters sparse gradients, as torch::nn::Embedding does with
+/// sparse(true): replicas and ranks then reduce the rows of these gradients.
+class HasSparseGradients {
+ public:
+  virtual ~HasSparseGradients() = default;
+  /// Returns these parameters of the module. The same in every call.
+  virtual std::vector<at::Tensor> sparse_parameters() const = 0;
+};
+
 /// Runs one or more replicas of a model and reduces their gradients to those of one model on all rows.
 ///
 ///   auto devices = DeviceReplicator::create([] { return Classifier(64, 10); }, {.cpu_replicas = 2}).value();
@@ -45,6 +54,10 @@ class ReplicaStrategy;
 /// parameters are fixed once they are divided; freezing one is an error (train.frozen, exit code 2). Modules and
 /// parameters themselves must not be added or replaced after create().
 ///
+/// Sparse gradients (Embedding and EmbeddingBag with sparse(true), HasSparseGradients) are reduced by their rows:
+/// replicas on the CPU add them, ranks on the CPU gather them after backward, so that the cost follows the rows of the
+/// batch. SparseAdam takes them. They are not reduced over GPUs, nor with sharding.
+///
 /// Threads: one thread owns the object and calls it; `body` is called from one thread per replica.
 class DeviceReplicator {
  public:
@@ -54,8 +67,8 @@ class DeviceReplicator {
   /// Creates the replicas. `factory` makes one model: a module holder (TORCH_MODULE) or a std::shared_ptr to a
   /// torch::nn::Module. It is called once per replica in this process and makes a new model each time. The module is
   /// moved to its device. Errors:
-  ///   kInvalidArgument    the device does not exist, the strategy does not fit the devices, or models of two replicas
-  ///                       share a module, parameter or buffer (exit code 2)
+  ///   kInvalidArgument    the device does not exist, the strategy does not fit the devices or sparse gradients, or
+  ///                       models of two replicas share a module, parameter or buffer (exit code 2)
   ///   kResourceExhausted  the model does not fit into the device's memory (exit code 7)
   ///   kUnavailable        ranks have different parameters, or a rank is lost (exit code 8)
   template <class Factory>

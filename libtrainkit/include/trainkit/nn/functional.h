@@ -49,7 +49,8 @@ at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weig
 /// ids: int64, any shape; weight: (rows, D). Values and gradients equal LibTorch's within rounding. On CUDA a backward
 /// of up to 4096 lookups in float32 is one kernel that gives the same bits every time, several times as fast as
 /// LibTorch's. Other inputs, and backward with create_graph, use LibTorch's operation. Does not synchronise a device.
-at::Tensor embedding_lookup(const at::Tensor& ids, const at::Tensor& weight);
+/// With `sparse` the gradient is sparse, as that of torch::nn::Embedding with sparse(true), for SparseAdam.
+at::Tensor embedding_lookup(const at::Tensor& ids, const at::Tensor& weight, bool sparse = false);
 
 /// Convolves images (N, C, H, W) or volumes (N, C, D, H, W) with the weight of a torch::nn::Conv2d or Conv3d, as
 /// torch::conv2d and torch::conv3d do. With `relu`, negative results are replaced by 0 in the same pass.

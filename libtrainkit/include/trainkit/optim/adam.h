@@ -1,5 +1,5 @@
 #pragma once
-/// Adam, AdamW, and Muon with AdamW for the parameters that are no matrices.
+/// Adam, AdamW, SparseAdam, and Muon with AdamW for the parameters that are no matrices.
 
 #include <ATen/core/Tensor.h>
 
@@ -46,6 +46,7 @@ class Adam : public Optimizer {
   std::unique_ptr<Optimizer> create_like() const override;
 
  protected:
+  Adam(const BaseOptions& base, const std::array<double, 2>& betas, double eps);
   AdamOptions options() const;
   const char* type() const override { return "adam"; }
   std::vector<std::string> state_names(const ParamGroup&) const override { return {"exp_avg", "exp_avg_sq"}; }
@@ -68,6 +69,39 @@ class AdamW : public Adam {
  protected:
   const char* type() const override { return "adamw"; }
   void apply(const FusedArguments& arguments) override;
+};
+
+/// Options of SparseAdam. PyTorch's names and defaults.
+struct SparseAdamOptions {
+  double lr = 1e-3;
+  std::array<double, 2> betas = {0.9, 0.999};
+  double eps = 1e-8;
+};
+
+/// Adam for the rows of a sparse gradient: of torch::nn::Embedding and EmbeddingBag with sparse(true). Rows without a
+/// gradient keep their weights and running means, so that a step costs what the batch has rows, whatever the size of
+/// the table. Bias correction uses the step count of the parameter. A parameter with a dense gradient gets Adam's
+/// update (PyTorch's SparseAdam refuses it). There is no weight decay.
+///
+/// State: Adam's, on the CPU bitwise identical to torch.optim.SparseAdam's, and so are the weights in float64. In
+/// float32 there is one loop over the rows, whose square roots are exact; PyTorch's may differ in the last bit. Other
+/// dtypes and devices use LibTorch's operations, which allocate memory for the gradient's rows. On a GPU each step
+/// waits for the number of rows, and cannot be captured in a CUDA graph.
+/// Source: torch.optim.SparseAdam (PyTorch 2.11).
+class SparseAdam : public Adam {
+ public:
+  /// Throws c10::ValueError if options are out of range; the message names all of them.
+  explicit SparseAdam(const SparseAdamOptions& options = {});
+  std::unique_ptr<Optimizer> create_like() const override;
+
+ protected:
+  const char* type() const override { return "sparse_adam"; }
+  void reserve(const ParamGroup& group) override;
+  void apply(const FusedArguments& arguments) override;
+
+ private:
+  void update_rows(const FusedArguments& arguments, size_t i) const;
+  at::Tensor negative_step_size(const FusedArguments& arguments, size_t i) const;
 };
 
 /// Options of Muon. PyTorch's names; AdamW's options are those of the other parameters.

@@ -54,7 +54,7 @@ std::vector<NamedParameter> trainable_parameters(const torch::nn::Module& model)
 /// Source: nanoGPT, GPT.configure_optimizers.
 std::vector<ParamGroup> default_param_groups(const torch::nn::Module& model);
 
-/// Base of AdamW, Adam, SGD and Muon.
+/// Base of AdamW, Adam, SparseAdam, SGD and Muon.
 ///
 ///   AdamW optimizer({.lr = 1e-3, .weight_decay = 0.1});
 ///   optimizer.add_param_groups(default_param_groups(*model));
@@ -64,9 +64,9 @@ std::vector<ParamGroup> default_param_groups(const torch::nn::Module& model);
 ///   optimizer.zero_grad();
 ///
 /// add_param_group allocates everything that the steps need, so an out-of-memory error cannot leave a step half done.
-/// All parameters are dense and on one device. Each has its own step count, as in PyTorch; a parameter without a
-/// gradient is skipped and keeps its count. Movable, not copyable; used by one thread at a time. Incorrect use throws
-/// c10::Error. Only the functions documented so read from the device.
+/// All parameters are dense and on one device; gradients are dense too, except with SparseAdam. Each has its own step
+/// count, as in PyTorch; a parameter without a gradient is skipped and keeps its count. Movable, not copyable; used by
+/// one thread at a time. Incorrect use throws c10::Error. Only the functions documented so read from the device.
 ///
 /// Source: torch.optim (PyTorch 2.11) with fused=True; keeps its formulas, names and defaults.
 class Optimizer : public ScaledOptimizer {
@@ -97,6 +97,7 @@ class Optimizer : public ScaledOptimizer {
 
   /// Releases the gradients; if `set_to_none` is false, keeps their memory and fills them with zeros.
   void zero_grad(bool set_to_none = true);
+  /// Coalesces a sparse gradient and returns its values, which it shares.
   std::vector<at::Tensor> gradients() const final;
 
   /// Number of applied steps, without those that a GradScaler skipped: float32 scalar on the parameters' device. The
@@ -123,6 +124,8 @@ class Optimizer : public ScaledOptimizer {
     double lr = 0;
     double weight_decay = 0;
     bool capturable = false;
+    /// Whether apply() takes sparse gradients. They are coalesced.
+    bool takes_sparse = false;
   };
   /// Arguments of one fused call: parameters of one group and dtype. All lists have the length of `params`.
   struct FusedArguments {
@@ -173,9 +176,9 @@ class Optimizer : public ScaledOptimizer {
 ///
 /// @param max_norm If it is not positive, or infinite, the norm is computed and the gradients stay unchanged.
 /// @return The norm before clipping: scalar on the gradients' device (0 if no parameter has a gradient, or
-/// without parameters). On the CPU the squares of a tensor of more than 2^24 elements are added in float64, in pieces.
-/// Throws c10::Error for gradients of a scaled loss: call scaler.unscale_(optimizer) first. Throws c10::ValueError for
-/// a sparse gradient.
+/// without parameters). That of a sparse gradient is the norm of its values. On the CPU the squares of a tensor of more
+/// than 2^24 elements are added in float64, in pieces. Throws c10::Error for gradients of a scaled loss: call
+/// scaler.unscale_(optimizer) first. Throws c10::ValueError for a sparse gradient unless the optimizer is SparseAdam.
 /// Source: torch.nn.utils.clip_grad_norm_ (PyTorch 2.11), foreach. LibTorch's C++ function copies the norm to the host.
 at::Tensor clip_grad_norm_(Optimizer& optimizer, double max_norm);
 

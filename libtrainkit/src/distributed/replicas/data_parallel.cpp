@@ -157,8 +157,9 @@ std::vector<c10::Stream> current_streams(const std::vector<at::Device>& devices)
   return streams;
 }
 
-/// Sums the gradients in parallel: thread t sums every n-th parameter, in replica order and without allocation. With
-/// shared weights the other replicas release their gradients; otherwise each replica gets a copy of the sum.
+/// Sums the gradients in parallel: thread t sums every n-th parameter, in replica order and without allocation unless
+/// it is sparse: its rows then follow each other. With shared weights the other replicas release their gradients;
+/// otherwise each replica gets a copy of the sum.
 void reduce_on_cpu(const std::vector<std::vector<at::Tensor>>& parameters, bool share_weights,
                    ReplicaThreads& threads) {
   threads.run([&](int64_t thread) {
@@ -171,15 +172,19 @@ void reduce_on_cpu(const std::vector<std::vector<at::Tensor>>& parameters, bool 
         if (!sum.defined()) {
           sum = gradient;
           gradient = share_weights ? at::Tensor() : gradient.clone();
+          continue;
+        }
+        if (sum.is_sparse() && !gradient.is_sparse()) {
+          sum = gradient.add(sum);
         } else {
           sum.add_(gradient);
-          if (share_weights) gradient.reset();
         }
+        if (share_weights) gradient.reset();
       }
       if (share_weights || !sum.defined()) continue;
       for (size_t i = 1; i < parameters.size(); ++i) {
         at::Tensor& gradient = parameters[i][p].mutable_grad();
-        if (gradient.defined()) {
+        if (gradient.defined() && !gradient.is_sparse() && !sum.is_sparse()) {
           gradient.copy_(sum);
         } else {
           gradient = sum.clone();

@@ -2,7 +2,6 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <torch/nn/modules/embedding.h>
 
 #include <algorithm>
 #include <mutex>
@@ -13,6 +12,7 @@
 #include "core/machine/allocation_guard.h"
 #include "distributed/replicas/data_parallel.h"
 #include "distributed/replicas/distributed.h"
+#include "distributed/replicas/replica_tools.h"
 #include "distributed/replicas/single_device.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
@@ -134,13 +134,15 @@ std::shared_ptr<torch::nn::Module> with_batch_norm(std::shared_ptr<torch::nn::Mo
   return module;
 }
 
-/// Throws c10::ValueError for a layer whose gradients cannot be summed over replicas.
-void check_dense_gradients(const torch::nn::Module& module) {
-  for (const auto& layer : module.named_modules()) {
-    const auto* embedding = layer.value()->as<torch::nn::EmbeddingImpl>();
-    const auto* bag = layer.value()->as<torch::nn::EmbeddingBagImpl>();
-    TORCH_CHECK_VALUE(!(embedding && embedding->options.sparse()) && !(bag && bag->options.sparse()), "layer '",
-                      layer.key(), "' has sparse gradients, which replicas do not reduce: build it with sparse(false)");
+/// Throws c10::ValueError for a parameter whose sparse gradients cannot be summed over replicas on `device`.
+void check_sparse_gradients(const torch::nn::Module& module, at::Device device, Sharding sharding) {
+  if (device.is_cpu() && sharding == Sharding::kNone) return;
+  for (const auto& [name, parameter] : detail::sparse_parameters(module)) {
+    TORCH_CHECK_VALUE(device.is_cpu(), "parameter '", name,
+                      "' has sparse gradients, which several GPUs do not reduce: build its layer with sparse(false)");
+    TORCH_CHECK_VALUE(false, "parameter '", name,
+                      "' has sparse gradients, which are not divided: use no sharding, or build its layer with "
+                      "sparse(false)");
   }
 }
 
@@ -168,12 +170,14 @@ absl::StatusOr<std::unique_ptr<DeviceReplicator>> DeviceReplicator::create_erase
   DeviceReplicatorOptions options = asked;
   const at::Device device = chosen_device(asked);
   options.device = device;
+  const Strategy strategy = resolve(options);
   const ModuleFactory make = [&] {
     std::shared_ptr<torch::nn::Module> module = with_batch_norm(factory(), options.sync_batch_norm);
-    if (module) check_dense_gradients(*module);
+    const bool has_others = strategy == Strategy::kDistributed || (!device.is_cpu() && options.gpu_ids.size() != 1);
+    if (module && strategy != Strategy::kSingle && has_others)
+      check_sparse_gradients(*module, device, options.sharding);
     return module;
   };
-  const Strategy strategy = resolve(options);
   TRAINKIT_RETURN_IF_ERROR(check_sharding(options, strategy));
   std::unique_ptr<DeviceReplicator> replicator;
   switch (strategy) {

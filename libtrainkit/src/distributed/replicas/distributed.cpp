@@ -2,9 +2,12 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
+
 #include "distributed/group/process_group_impl.h"
 #include "distributed/replicas/rank_shards.h"
 #include "distributed/replicas/reducer_buckets.h"
+#include "distributed/replicas/sparse_sums.h"
 #include "distributed/shards/gradient_hook.h"
 #include "trainkit/core/status.h"
 
@@ -37,6 +40,7 @@ Distributed::Distributed(std::shared_ptr<torch::nn::Module> module, const Device
   for (const auto& [name, tensor] : unique_parameters(*module_)) {
     fields.push_back({"parameter " + name, shape_text(tensor)});
   }
+  for (const auto& [name, tensor] : sparse_parameters(*module_)) fields.push_back({"gradient of " + name, "sparse"});
   for (const auto& [name, tensor] : unique_buffers(*module_)) fields.push_back({"buffer " + name, shape_text(tensor)});
   fields.push_back({"gradient_compression", std::to_string(static_cast<int>(options.gradient_compression))});
   fields.push_back({"bucket_bytes", std::to_string(options.bucket_bytes)});
@@ -55,10 +59,18 @@ Distributed::Distributed(std::shared_ptr<torch::nn::Module> module, const Device
 void Distributed::create_buckets() {
   reduction_.use(nullptr);  // releases the memory of the buckets before
   if (options_.sharding != Sharding::kNone) return;
-  if (auto trained = state_.trained(0); !trained.empty()) {
-    reduction_.use(
-        std::make_unique<ReducerBuckets>(process_group_->impl(), std::move(trained), options_, reduce_time_));
+  auto sparse = sparse_parameters(*module_), dense = state_.trained(0);
+  std::erase_if(dense, [&](const auto& named) {
+    return std::any_of(sparse.begin(), sparse.end(), [&](const auto& one) { return one.second.is_same(named.second); });
+  });
+  std::unique_ptr<GradientSums> sums;
+  if (!dense.empty()) {
+    sums = std::make_unique<ReducerBuckets>(process_group_->impl(), std::move(dense), options_, reduce_time_);
   }
+  if (!sparse.empty()) {
+    sums = std::make_unique<SparseSums>(*process_group_, std::move(sparse), std::move(sums), options_, reduce_time_);
+  }
+  reduction_.use(std::move(sums));
 }
 
 /// See Note [Replicas follow the first one].

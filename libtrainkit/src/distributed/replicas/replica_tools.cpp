@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <absl/status/statusor.h>
+#include <torch/nn/modules/embedding.h>
 
 #include <mutex>
 #include <unordered_set>
@@ -41,6 +42,24 @@ std::vector<at::Tensor> trained_parameters(const torch::nn::Module& module) {
   for (const auto& [name, parameter] : unique_parameters(module)) {
     if (parameter.requires_grad()) parameters.push_back(parameter);
   }
+  return parameters;
+}
+
+std::vector<std::pair<std::string, at::Tensor>> sparse_parameters(const torch::nn::Module& module) {
+  std::unordered_set<const void*> sparse;
+  for (const auto& part : module.modules()) {
+    if (const auto* table = part->as<torch::nn::EmbeddingImpl>(); table && table->options.sparse())
+      sparse.insert(table->weight.unsafeGetTensorImpl());
+    if (const auto* bag = part->as<torch::nn::EmbeddingBagImpl>(); bag && bag->options.sparse())
+      sparse.insert(bag->weight.unsafeGetTensorImpl());
+    const auto* own = dynamic_cast<const HasSparseGradients*>(part.get());
+    if (!own) continue;
+    for (const at::Tensor& parameter : own->sparse_parameters()) sparse.insert(parameter.unsafeGetTensorImpl());
+  }
+  auto parameters = unique_parameters(module);
+  std::erase_if(parameters, [&](const auto& named) {
+    return !named.second.requires_grad() || !sparse.contains(named.second.unsafeGetTensorImpl());
+  });
   return parameters;
 }
 

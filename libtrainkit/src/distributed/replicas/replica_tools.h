@@ -24,6 +24,10 @@ std::vector<std::pair<std::string, at::Tensor>> unique_buffers(const torch::nn::
 /// Returns the parameters that receive gradients, each once.
 std::vector<at::Tensor> trained_parameters(const torch::nn::Module& module);
 
+/// Returns the trained parameters with sparse gradients, with their names: weights of Embedding and EmbeddingBag layers
+/// with sparse(true), and those of HasSparseGradients.
+std::vector<std::pair<std::string, at::Tensor>> sparse_parameters(const torch::nn::Module& module);
+
 /// Returns the buffers that each replica updates by itself in training: all but those of SyncBatchNorm layers that
 /// synchronise.
 std::vector<at::Tensor> replica_buffers(const torch::nn::Module& module);

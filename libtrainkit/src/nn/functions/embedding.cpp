@@ -52,7 +52,8 @@ bool has_gpu_embedding(const at::Tensor& ids, const at::Tensor& weight) {
 
 }  // namespace
 
-at::Tensor embedding_lookup(const at::Tensor& ids, const at::Tensor& weight) {
+at::Tensor embedding_lookup(const at::Tensor& ids, const at::Tensor& weight, bool sparse) {
+  if (sparse) return at::embedding(weight, ids, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false, /*sparse=*/true);
   return has_gpu_embedding(ids, weight) ? EmbeddingFunction::apply(ids, weight) : at::embedding(weight, ids);
 }
 

@@ -7,20 +7,21 @@
 namespace trainkit {
 namespace {
 
-constexpr const char* kSavedState[] = {"step", "exp_avg", "exp_avg_sq"};
-
-/// Makes one dict of "param_groups", with the keys of torch.optim.AdamW (PyTorch 2.11).
+/// Makes one dict of "param_groups", with the keys of torch.optim.AdamW or SparseAdam (PyTorch 2.11).
 TorchValue group_value(const ParamGroup& group, double lr, double weight_decay, const StateDict& state,
-                       bool decoupled) {
+                       const std::string& type) {
   const auto number = [&](const char* name) { return std::get<double>(state.find(name)->second); };
   TorchValue value = TorchValue::dict();
   value.set("lr", lr);
   value.set("betas", TorchValue::tuple({number("beta1"), number("beta2")}));
   value.set("eps", number("eps"));
-  value.set("weight_decay", weight_decay);
-  for (const char* off : {"amsgrad", "maximize", "capturable", "differentiable"}) value.set(off, false);
-  for (const char* unset : {"foreach", "fused"}) value.set(unset, TorchValue());
-  value.set("decoupled_weight_decay", decoupled);
+  value.set("maximize", false);
+  if (type != "sparse_adam") {
+    value.set("weight_decay", weight_decay);
+    for (const char* off : {"amsgrad", "capturable", "differentiable"}) value.set(off, false);
+    for (const char* unset : {"foreach", "fused"}) value.set(unset, TorchValue());
+    value.set("decoupled_weight_decay", type == "adamw");
+  }
   TorchValue& params = value.set("params", TorchValue::list());
   for (const NamedParameter& parameter : group.params) params.add(parameter.name);
   return value;
@@ -31,8 +32,9 @@ TorchValue group_value(const ParamGroup& group, double lr, double weight_decay, 
 absl::Status save_torch_optimizer(const Fs& fs, const std::string& path, const Optimizer& optimizer) {
   const StateDict state = optimizer.state_dict();
   const std::string type = std::get<std::string>(state.find("type")->second);
-  if (type != "adam" && type != "adamw")
-    return absl::UnimplementedError(path + ": only the state of Adam and AdamW can be saved, got " + type);
+  const bool is_sparse = type == "sparse_adam";
+  if (type != "adam" && type != "adamw" && !is_sparse)
+    return absl::UnimplementedError(path + ": only the state of Adam, AdamW and SparseAdam can be saved, got " + type);
   if (detail::is_sharded(optimizer))
     return absl::UnimplementedError(path + ": this rank has only a part of the state; save a checkpoint instead");
   TorchValue file = TorchValue::dict();
@@ -41,11 +43,15 @@ absl::Status save_torch_optimizer(const Fs& fs, const std::string& path, const O
   for (size_t i = 0; i < lrs.size(); ++i) {
     const ParamGroup& group = optimizer.param_groups()[i];
     const double decay = std::get<double>(state.find("groups." + std::to_string(i) + ".weight_decay")->second);
-    groups.add(group_value(group, lrs[i], decay, state, type == "adamw"));
+    groups.add(group_value(group, lrs[i], decay, state, type));
     for (const NamedParameter& parameter : group.params) {
       TorchValue& kept = parameters.set(parameter.name, TorchValue::dict());
-      for (const char* what : kSavedState)
-        kept.set(what, std::get<at::Tensor>(state.find("state." + parameter.name + "." + what)->second));
+      const auto saved = [&](const char* what) {
+        return std::get<at::Tensor>(state.find("state." + parameter.name + "." + what)->second);
+      };
+      // PyTorch's SparseAdam counts in a Python number, as it computes with it.
+      kept.set("step", is_sparse ? TorchValue(saved("step").item<int64_t>()) : TorchValue(saved("step")));
+      for (const char* what : {"exp_avg", "exp_avg_sq"}) kept.set(what, saved(what));
     }
   }
   file.set("state", std::move(parameters));

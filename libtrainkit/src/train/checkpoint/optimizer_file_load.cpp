@@ -19,6 +19,7 @@ namespace trainkit {
 namespace {
 
 constexpr const char* kAdamState[] = {"step", "exp_avg", "exp_avg_sq"};
+constexpr char kSparseAdam[] = "SparseAdam";
 
 /// A setting of a group, or a key of a parameter's state, that only this algorithm of torch.optim has (PyTorch 2.11).
 struct AlgorithmSign {
@@ -93,7 +94,7 @@ absl::StatusOr<std::string> find_optimizer(const TorchFile& file) {
   for (const char* usual : {"", "optimizer.", "optimizer_state_dict.", "optim."}) {
     if (found.contains(usual)) return usual;
   }
-  if (found.empty()) return refuse_state(file.path(), {}, "contains no state of Adam or AdamW");
+  if (found.empty()) return refuse_state(file.path(), {}, "contains no state of Adam, AdamW or SparseAdam");
   return refuse_state(file.path(), {}, "contains the states of several optimizers",
                       fmt::format("{}", fmt::join(found, ", ")), "one",
                       "in Python, save the state of one: torch.save(optimizer.state_dict(), path)");
@@ -141,7 +142,7 @@ void read_groups(const TorchFile& file, SavedOptimizer& saved) {
   for (const TorchEntry& entry : file.entries()) add(entry.name, "");
 }
 
-/// Returns the name of the algorithm that wrote the state; "" for Adam and AdamW.
+/// Returns the name of the algorithm that wrote the state; "" for Adam and AdamW, and for a state without settings.
 std::string algorithm_of(const SavedOptimizer& saved) {
   const auto has_setting = [&](const std::string& key) {
     return std::any_of(saved.groups.begin(), saved.groups.end(), [&](const auto& g) { return g.second.contains(key); });
@@ -154,7 +155,7 @@ std::string algorithm_of(const SavedOptimizer& saved) {
   }
   if (saved.groups.empty() || has_setting("amsgrad")) return "";
   if (!has_setting("betas.0") && !has_setting("betas")) return "another algorithm";
-  if (!has_setting("weight_decay")) return "SparseAdam";
+  if (!has_setting("weight_decay")) return kSparseAdam;
   return has_setting("decoupled_weight_decay") || !saved.states.empty() ? "RAdam" : "RAdam or Adamax";
 }
 
@@ -277,8 +278,10 @@ absl::StatusOr<double> take_state(const SavedOptimizer& saved, const std::string
 absl::Status load_torch_optimizer(Optimizer& optimizer, const std::string& path, const Fs& fs) {
   StateDict state = optimizer.state_dict();
   const std::string type = std::get<std::string>(state.find("type")->second);
-  if (type != "adam" && type != "adamw")
-    return absl::UnimplementedError(path + ": only the state of Adam and AdamW can be loaded, not into " + type);
+  const bool is_sparse = type == "sparse_adam";
+  if (type != "adam" && type != "adamw" && !is_sparse)
+    return absl::UnimplementedError(path + ": only the state of Adam, AdamW and SparseAdam can be loaded, not into " +
+                                    type);
   if (detail::is_sharded(optimizer))
     return absl::UnimplementedError(path +
                                     ": this rank has only a part of the state; resume from a checkpoint instead");
@@ -287,15 +290,19 @@ absl::Status load_torch_optimizer(Optimizer& optimizer, const std::string& path,
   SavedOptimizer saved{.path = path, .container = container};
   read_groups(file, saved);
   TRAINKIT_RETURN_IF_ERROR(read_states(file, saved));
-  if (const std::string other = algorithm_of(saved); !other.empty())
-    return refuse_state(path, container + "state", "is of another algorithm", other, "Adam or AdamW");
+  const std::string algorithm = algorithm_of(saved);
+  const bool is_own = saved.groups.empty() ? algorithm.empty() : algorithm == (is_sparse ? kSparseAdam : "");
+  if (!is_own) {
+    return refuse_state(path, container + "state", "is of another algorithm",
+                        algorithm.empty() ? "Adam or AdamW" : algorithm, is_sparse ? kSparseAdam : "Adam or AdamW");
+  }
   TRAINKIT_RETURN_IF_ERROR(check_settings(saved, state));
   for (const auto& [parameter, values] : saved.states) {
     for (const auto& [key, value] : values) {
       const bool known = std::find(std::begin(kAdamState), std::end(kAdamState), key) != std::end(kAdamState);
       if (!known)
         return refuse_state(path, fmt::format("{}state.{}.{}", container, parameter, key),
-                            "is not part of the state of Adam or AdamW");
+                            "is not part of the state of Adam, AdamW or SparseAdam");
     }
   }
   std::set<std::string> own;

@@ -189,7 +189,8 @@ std::string first_parameter(const Parameters& parameters, const F& is_bad) {
 bool is_bad_weight(const at::Tensor& parameter) { return problem_of(parameter) != nullptr; }
 
 bool has_bad_gradient(const at::Tensor& parameter) {
-  const at::Tensor& gradient = parameter.grad();
+  at::Tensor gradient = parameter.grad();
+  if (gradient.defined() && gradient.is_sparse()) gradient = gradient._values();
   return gradient.defined() && (problem_of(gradient) || problem_of(gradient.neg()));
 }
 

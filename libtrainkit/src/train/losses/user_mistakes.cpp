@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "distributed/replicas/replica_tools.h"
+#include "optim/optimizer_parts.h"
 #include "trainkit/core/error.h"
 
 namespace trainkit::detail {
@@ -41,7 +43,24 @@ bool is_trained(const torch::nn::Module& model) {
 
 }  // namespace
 
+static void check_sparse_parameters(const torch::nn::Module& model, const Optimizer& optimizer) {
+  if (OptimizerParts::of(optimizer).parameters.takes_sparse) return;
+  std::unordered_set<const void*> updated;
+  for (const ParamGroup& group : optimizer.param_groups()) {
+    for (const NamedParameter& parameter : group.params) updated.insert(parameter.tensor.unsafeGetTensorImpl());
+  }
+  for (const auto& [name, parameter] : sparse_parameters(model)) {
+    if (!updated.empty() && !updated.contains(parameter.unsafeGetTensorImpl())) continue;
+    refuse({.id = "user.sparse",
+            .field = "parameter '" + name + "'",
+            .problem = "has sparse gradients, which this optimizer does not take",
+            .expected = "SparseAdam",
+            .hint = "or build its layer with sparse(false)"});
+  }
+}
+
 void check_parameters(const torch::nn::Module& model, const Optimizer& optimizer) {
+  check_sparse_parameters(model, optimizer);
   std::unordered_set<const void*> known;
   for (const at::Tensor& parameter : model.parameters()) known.insert(parameter.unsafeGetTensorImpl());
   if (known.empty()) {

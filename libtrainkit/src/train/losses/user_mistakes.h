@@ -15,6 +15,7 @@ namespace trainkit::detail {
 ///   user.unregistered   the model has no parameters, so its layers are not registered
 ///   user.frozen         none of them requires a gradient
 ///   user.parameter      the optimizer has a parameter that is not the model's
+///   user.sparse         a parameter has sparse gradients, which the optimizer does not take
 void check_parameters(const torch::nn::Module& model, const Optimizer& optimizer);
 
 /// The same for the result of a loss function:

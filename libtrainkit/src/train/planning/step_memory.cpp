@@ -148,10 +148,13 @@ void put_gradients_in_buckets(const std::vector<at::Tensor>& parameters, int64_t
   close();
 }
 
-/// The parameters of a model that receive gradients, each once, and the order in which backward computes these.
+/// The parameters of a model that receive dense gradients, each once, and the order in which backward computes these.
 class GradientOrder {
  public:
   explicit GradientOrder(const torch::nn::Module& model) : parameters_(detail::trained_parameters(model)) {
+    for (const auto& [name, sparse] : detail::sparse_parameters(model)) {
+      std::erase_if(parameters_, [&](const at::Tensor& parameter) { return parameter.is_same(sparse); });
+    }
     for (const at::Tensor& parameter : parameters_) {
       hooks_.emplace_back(parameter, [this, parameter] { order_.push_back(parameter); });
     }

@@ -6,6 +6,7 @@
 #include <bit>
 #include <utility>
 
+#include "distributed/replicas/replica_tools.h"
 #include "train/agreement/agreement.h"
 #include "train/agreement/steps_in_flight.h"
 #include "train/graph/step_trace.h"
@@ -64,6 +65,9 @@ StepCapture::StepCapture(ReplicaStrategy& devices, const TrainStepOptions& optio
 std::string StepCapture::obstacle_of(const TrainStepOptions& options) const {
   if (options.cuda_graph == CudaGraph::kOff) return "cuda_graph is off";
   if (!devices_.device().is_cuda() && !options.graph_backend) return "the device is " + devices_.device().str();
+  for (const auto& [name, parameter] : sparse_parameters(*devices_.module())) {
+    return "parameter '" + name + "' has sparse gradients, whose number of rows the host reads";
+  }
   return devices_.graph_obstacle();
 }
 
