@@ -1,4 +1,5 @@
 // The recommender's rows of `./dev bench --growth`, see rows.cpp: growth_recommender ROW SIZE FOLDER.
+#include <ATen/Parallel.h>
 #include <ATen/ops/randn.h>
 
 #include "gpt2_recommender/catalog.h"
@@ -13,7 +14,8 @@ namespace {
 using namespace bench;
 
 constexpr int64_t kEventsPerUser = 50;
-constexpr int64_t kItems = 20'000;
+constexpr int64_t kFirstGroup = 8;
+constexpr int64_t kItems = kFirstGroup * kEventsPerUser * kEventsPerUser;  // 20,000
 
 /// Writes `events` events, up to kEventsPerUser of each user, in the order of their times, and returns the file.
 std::string write_events(int64_t events, const std::string& folder) {
@@ -22,8 +24,9 @@ std::string write_events(int64_t events, const std::string& folder) {
   std::ofstream file(path);
   file << "user_id:token\titem_id:token\trating:float\ttimestamp:float\n";
   for (int64_t i = 0; i < events; ++i) {
-    // The items of a user are kItems / kEventsPerUser apart, so each pair occurs once.
-    const int64_t user = i % users, item = (user * 7919 + i / users * (kItems / kEventsPerUser)) % kItems;
+    // A user chooses one item of each of kEventsPerUser groups, which grow: few items are popular.
+    const int64_t user = i % users, group = i / users, width = kFirstGroup * (2 * group + 1);
+    const int64_t item = kFirstGroup * group * group + (user * 7919 + group) % width;
     file << fmt::format("{}\t{}\t{}\t{}\n", user, item, 1 + i % 5, 1'000'000'000 + 10 * i);
   }
   return path;
@@ -46,8 +49,10 @@ void reading(int64_t size, const std::string& folder) {
   measure([&] { read_and_split(path); });
 }
 
-/// Ranks kItems items for `size` users, with a model of 64 values and by popularity.
+/// Ranks up to kItems items for `size` users, with a model of 64 values and by popularity. On one thread, because the
+/// time of threads that wait counts as processor time.
 void ranking(int64_t size, const std::string& folder) {
+  at::set_num_threads(1);
   const Data data = read_and_split(write_events(size * kEventsPerUser, folder));
   const at::Tensor users = at::randn({size, 64}), items = at::randn({data.interactions.num_items(), 64});
   const Ranking ranking = Ranking::create(data.interactions, data.split, {}).value();

@@ -50,9 +50,9 @@ ROWS = {
     # For one rank: at 32 ranks at most twice the cost at 8.
     "ranks": Row([2, 8, 32], "ranks", lambda n: 100 + 40 * n, lambda n: 1, exponent=0.5, small=[2, 8]),
     # Maps the file of about 24 bytes an event.
-    "reading": Row([78_125, 625_000, 5_000_000], "events", lambda n: 10 + 0.0002 * n, lambda n: 1,
+    "reading": Row([78_125, 625_000, 5_000_000], "events", lambda n: 10 + 0.00011 * n, lambda n: 1,
                    program=RECOMMENDER),
-    "ranking": Row([625, 5_000, 40_000], "users", lambda n: 20 + 0.001 * n, lambda n: 1, small=[625, 1_250],
+    "ranking": Row([625, 5_000, 40_000], "users", lambda n: 10 + 0.0005 * n, lambda n: 1, small=[625, 1_250],
                    program=RECOMMENDER),
     # Reads the items of the user alone.
     "recommend": Row([78_125, 625_000, 5_000_000], "events", lambda n: 1, lambda n: 0.1, exponent=0.5,
