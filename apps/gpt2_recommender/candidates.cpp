@@ -70,11 +70,11 @@ int32_t OtherItems::operator[](size_t at) const {
   return static_cast<int32_t>(at + low);
 }
 
-absl::StatusOr<UserItems> sampled_candidates(const Interactions& interactions, const Split& split,
+absl::StatusOr<UserItems> sampled_candidates(const Interactions& interactions, const SplitItems& items,
                                              const UserItems& positives, const RankingOptions& options) {
   const UserItems known = options.part == Part::kTest || options.sampled_per_user
-                              ? UserItems(interactions, split, {Part::kTrain, Part::kValidation, Part::kTest})
-                              : UserItems(interactions, split, {Part::kTrain, Part::kValidation});
+                              ? items.of({Part::kTrain, Part::kValidation, Part::kTest})
+                              : items.of({Part::kTrain, Part::kValidation});
   const int64_t needed = options.sampled_per_user ? options.sampled_negatives : 1;
   CandidateRows rows(interactions.users.size());
   for (int64_t user = 0; user < known.num_users(); ++user) {

@@ -1,5 +1,6 @@
 #include "gpt2_recommender/interactions.h"
 
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -249,21 +250,7 @@ absl::StatusOr<Split> make_split(const Interactions& interactions, const SplitOp
 }
 
 UserItems::UserItems(const Interactions& interactions, const Split& split, std::initializer_list<Part> parts)
-    : num_items_(interactions.num_items()), offsets_(interactions.users.size() + 1) {
-  const auto wanted = [&](int64_t row) {
-    return std::find(parts.begin(), parts.end(), split.parts[row]) != parts.end();
-  };
-  for (int64_t i = 0; i < interactions.size(); ++i) offsets_[interactions.user[i] + 1] += wanted(i);
-  std::partial_sum(offsets_.begin(), offsets_.end(), offsets_.begin());
-  items_.resize(offsets_.back());
-  std::vector<int64_t> next(offsets_.begin(), offsets_.end() - 1);
-  for (int64_t i = 0; i < interactions.size(); ++i) {
-    if (wanted(i)) items_[next[interactions.user[i]]++] = interactions.item[i];
-  }
-  for (int64_t user = 0; user < num_users(); ++user) {
-    std::sort(items_.begin() + offsets_[user], items_.begin() + offsets_[user + 1]);
-  }
-}
+    : UserItems(SplitItems(interactions, split).of(parts)) {}
 
 UserItems::UserItems(std::vector<std::vector<int32_t>> rows, int64_t num_items) : num_items_(num_items) {
   for (auto& row : rows) {
@@ -271,6 +258,40 @@ UserItems::UserItems(std::vector<std::vector<int32_t>> rows, int64_t num_items) 
     items_.insert(items_.end(), row.begin(), row.end());
     offsets_.push_back(size());
   }
+}
+
+SplitItems::SplitItems(const Interactions& interactions, const Split& split)
+    : num_items_(interactions.num_items()),
+      offsets_(interactions.users.size() + 1),
+      entries_(interactions.user.size()) {
+  TORCH_CHECK(num_items_ <= int64_t{1} << 30, "more than 2^30 items");
+  for (const int32_t user : interactions.user) ++offsets_[user + 1];
+  std::partial_sum(offsets_.begin(), offsets_.end(), offsets_.begin());
+  std::vector<int64_t> next(offsets_.begin(), offsets_.end() - 1);
+  for (int64_t i = 0; i < interactions.size(); ++i) {
+    entries_[next[interactions.user[i]]++] =
+        static_cast<uint32_t>(interactions.item[i]) << 2 | static_cast<uint32_t>(split.parts[i]);
+  }
+  for (size_t user = 0; user + 1 < offsets_.size(); ++user) {
+    std::sort(entries_.begin() + offsets_[user], entries_.begin() + offsets_[user + 1]);
+  }
+}
+
+UserItems SplitItems::of(std::initializer_list<Part> parts) const {
+  bool is_wanted[4] = {};
+  for (const Part part : parts) is_wanted[static_cast<size_t>(part)] = true;
+  const auto wanted = [&](uint32_t entry) { return is_wanted[entry & 3]; };
+  UserItems some;
+  some.num_items_ = num_items_;
+  some.offsets_.reserve(offsets_.size());
+  some.items_.reserve(static_cast<size_t>(std::count_if(entries_.begin(), entries_.end(), wanted)));
+  for (size_t user = 0; user + 1 < offsets_.size(); ++user) {
+    for (int64_t at = offsets_[user]; at < offsets_[user + 1]; ++at) {
+      if (wanted(entries_[at])) some.items_.push_back(static_cast<int32_t>(entries_[at] >> 2));
+    }
+    some.offsets_.push_back(some.size());
+  }
+  return some;
 }
 
 bool UserItems::contains(int64_t user, int32_t item) const {

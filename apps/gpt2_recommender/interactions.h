@@ -106,9 +106,24 @@ class UserItems {
   std::span<const int32_t> items() const { return items_; }
 
  private:
+  friend class SplitItems;
   int64_t num_items_ = 0;
   std::vector<int64_t> offsets_ = {0};
   std::vector<int32_t> items_;
+};
+
+/// Holds the items of each user with their parts. Sorted once, it gives the items of several choices of parts.
+class SplitItems {
+ public:
+  SplitItems() = default;
+  SplitItems(const Interactions& interactions, const Split& split);
+  /// Returns the items of each user whose part is among `parts`.
+  UserItems of(std::initializer_list<Part> parts) const;
+
+ private:
+  int64_t num_items_ = 0;
+  std::vector<int64_t> offsets_ = {0};
+  std::vector<uint32_t> entries_;  // item * 4 + part, ascending for each user
 };
 
 /// Write and read a split file (docs/formats/rec-split.md): one line per interaction with the ids of the data set's own

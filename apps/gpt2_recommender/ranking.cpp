@@ -311,12 +311,11 @@ std::map<std::string, double> ranking_scores(const at::Tensor& lists, const User
   return scores;
 }
 
-absl::StatusOr<Ranking> Ranking::create(const Interactions& interactions, const Split& split,
+absl::StatusOr<Ranking> Ranking::create(const Interactions& interactions, const Split& split, const SplitItems& items,
                                         const RankingOptions& options) {
   const bool is_test = options.part == Part::kTest;
-  UserItems positives(interactions, split, {options.part});
-  UserItems excluded = is_test ? UserItems(interactions, split, {Part::kTrain, Part::kValidation})
-                               : UserItems(interactions, split, {Part::kTrain});
+  UserItems positives = items.of({options.part});
+  UserItems excluded = is_test ? items.of({Part::kTrain, Part::kValidation}) : items.of({Part::kTrain});
   at::Tensor popularity = at::zeros({interactions.num_items()}, at::kFloat);
   auto* counts = popularity.mutable_data_ptr<float>();
   for (int64_t i = 0; i < interactions.size(); ++i) {
@@ -330,7 +329,7 @@ absl::StatusOr<Ranking> Ranking::create(const Interactions& interactions, const 
         fmt::format("{}, against the negatives of {}", split.protocol, split_path(options.negatives_file).second);
   } else if (options.sampled_negatives > 0) {
     TRAINKIT_ASSIGN_OR_RETURN(ranking.candidates_,
-                              sampled_candidates(interactions, split, ranking.positives_, options));
+                              sampled_candidates(interactions, items, ranking.positives_, options));
     ranking.protocol_ =
         fmt::format("{}, against {} sampled negatives of each {}{}", split.protocol, options.sampled_negatives,
                     options.sampled_per_user ? "user" : "positive",

@@ -91,7 +91,7 @@ class OtherItems {
 
 /// Returns the positives of each user and the items drawn with RankingOptions::sampled_negatives, or those of the file
 /// of negatives `path`. Users without a positive have none. Errors: see Ranking::create.
-absl::StatusOr<UserItems> sampled_candidates(const Interactions& interactions, const Split& split,
+absl::StatusOr<UserItems> sampled_candidates(const Interactions& interactions, const SplitItems& items,
                                              const UserItems& positives, const RankingOptions& options);
 absl::StatusOr<UserItems> listed_candidates(const Interactions& interactions, const UserItems& positives,
                                             const std::string& path);
@@ -102,6 +102,11 @@ class Ranking {
   /// Prepares a ranking. Error data.split (exit code 4) if a user has no item left to draw, or fewer than
   /// sampled_negatives with sampled_per_user. Errors of read_negatives.
   static absl::StatusOr<Ranking> create(const Interactions& interactions, const Split& split,
+                                        const RankingOptions& options) {
+    return create(interactions, split, SplitItems(interactions, split), options);
+  }
+  /// Prepares a ranking with the items of the split.
+  static absl::StatusOr<Ranking> create(const Interactions& interactions, const Split& split, const SplitItems& items,
                                         const RankingOptions& options);
 
   /// Returns the lists (U, k) that a model with these vectors recommends (see top_items); k is the length of the

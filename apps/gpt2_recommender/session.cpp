@@ -96,17 +96,23 @@ absl::StatusOr<Session> Session::open(const RunOptions& run, const RecOptions& o
   }
   TRAINKIT_RETURN_IF_ERROR(check_data(run, interactions.digest()));  // before the split of other data
   TRAINKIT_ASSIGN_OR_RETURN(Split split, split_of(run, options, interactions));
+  // No longer needed. (`= {}` would keep the memory.)
+  ratings.rows = std::vector<Rating>();
+  interactions.time = std::vector<EventTime>();
+  interactions.last_row = std::vector<int64_t>();
+  SplitItems items(interactions, split);
   TRAINKIT_ASSIGN_OR_RETURN(Ranking validation,
-                            Ranking::create(interactions, split, ranking_options(options, Part::kValidation)));
-  TRAINKIT_ASSIGN_OR_RETURN(Ranking test, Ranking::create(interactions, split, ranking_options(options, Part::kTest)));
+                            Ranking::create(interactions, split, items, ranking_options(options, Part::kValidation)));
+  TRAINKIT_ASSIGN_OR_RETURN(Ranking test,
+                            Ranking::create(interactions, split, items, ranking_options(options, Part::kTest)));
   TRAINKIT_ASSIGN_OR_RETURN(auto metadata, read_metadata(options, interactions));
-  ratings.rows = {};  // no longer needed: the interactions replace them
-  return Session(options, std::move(ratings), std::move(interactions), std::move(split), std::move(validation),
-                 std::make_shared<RankingTest>(std::move(test), options.model, options.metric), std::move(metadata));
+  return Session(options, std::move(ratings), std::move(interactions), std::move(split), std::move(items),
+                 std::move(validation), std::make_shared<RankingTest>(std::move(test), options.model, options.metric),
+                 std::move(metadata));
 }
 
 absl::StatusOr<std::shared_ptr<const TripletDataset>> Session::triplets(Part part) const {
-  return TripletDataset::create(interactions_, split_, part, negatives_of(options_));
+  return TripletDataset::create(interactions_, split_, items_, part, negatives_of(options_));
 }
 
 std::shared_ptr<Recommender> Session::create_model(const RecOptions& options) const {
@@ -116,8 +122,7 @@ std::shared_ptr<Recommender> Session::create_model(const RecOptions& options) co
 absl::Status Session::save(const RunOptions& run) const {
   TRAINKIT_RETURN_IF_ERROR(save_catalog(run.output_dir + "/" + kCatalogFile, interactions_));
   TRAINKIT_RETURN_IF_ERROR(save_split(run.output_dir + "/" + kSplitFile, interactions_, split_));
-  return save_seen(run.output_dir + "/" + kSeenFile,
-                   UserItems(interactions_, split_, {Part::kTrain, Part::kValidation, Part::kTest}));
+  return save_seen(run.output_dir + "/" + kSeenFile, items_.of({Part::kTrain, Part::kValidation, Part::kTest}));
 }
 
 absl::StatusOr<TripletFeed> Session::feed(Part part, const RunOptions& run, const Placement& placement) const {

@@ -78,12 +78,13 @@ class Session {
   RunFacts describe() const;
 
  private:
-  Session(RecOptions options, Ratings ratings, Interactions interactions, Split split, Ranking validation,
-          std::shared_ptr<RankingTest> test, std::shared_ptr<const Metadata> metadata)
+  Session(RecOptions options, Ratings ratings, Interactions interactions, Split split, SplitItems items,
+          Ranking validation, std::shared_ptr<RankingTest> test, std::shared_ptr<const Metadata> metadata)
       : options_(std::move(options)),
         ratings_(std::move(ratings)),
         interactions_(std::move(interactions)),
         split_(std::move(split)),
+        items_(std::move(items)),
         validation_(std::move(validation)),
         test_(std::move(test)),
         metadata_(std::move(metadata)) {}
@@ -91,6 +92,7 @@ class Session {
   Ratings ratings_;
   Interactions interactions_;
   Split split_;
+  SplitItems items_;
   Ranking validation_;
   std::shared_ptr<RankingTest> test_;
   std::shared_ptr<const Metadata> metadata_;  // nullptr for bpr_mf

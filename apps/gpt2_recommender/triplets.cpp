@@ -83,9 +83,10 @@ at::Tensor History::dense() const {
 }
 
 absl::StatusOr<std::shared_ptr<const TripletDataset>> TripletDataset::create(const Interactions& interactions,
-                                                                             const Split& split, Part part,
+                                                                             const Split& split,
+                                                                             const SplitItems& items, Part part,
                                                                              Negatives negatives) {
-  UserItems positives(interactions, split, {Part::kTrain, part});
+  UserItems positives = items.of({Part::kTrain, part});
   for (int64_t user = 0; user < positives.num_users(); ++user) {
     if (static_cast<int64_t>(positives.of(user).size()) < positives.num_items()) continue;
     return to_status({.exit_code = ExitCode::kData,

@@ -62,7 +62,13 @@ class TripletDataset final : public Dataset {
   /// (exit code 4) if a user has chosen every item, since there is no negative then.
   static absl::StatusOr<std::shared_ptr<const TripletDataset>> create(const Interactions& interactions,
                                                                       const Split& split, Part part,
-                                                                      Negatives negatives);
+                                                                      Negatives negatives) {
+    return create(interactions, split, SplitItems(interactions, split), part, negatives);
+  }
+  /// Makes them with the items of the split.
+  static absl::StatusOr<std::shared_ptr<const TripletDataset>> create(const Interactions& interactions,
+                                                                      const Split& split, const SplitItems& items,
+                                                                      Part part, Negatives negatives);
 
   int64_t size() const override { return static_cast<int64_t>(pairs_.size()); }
   const std::vector<FieldSpec>& fields() const override { return fields_; }

@@ -1,5 +1,8 @@
 // Memory of trainkit-gpt2rec's steps, and its behaviour when memory runs out.
+#include <malloc.h>
+
 #include <catch2/catch.hpp>
+#include <fstream>
 
 #include "apps/rec/rec_given.h"
 #include "apps/rec/rec_place.h"
@@ -111,4 +114,25 @@ TEST_CASE("A run prints its predicted and measured memory, and chooses its batch
              Catch::Contains("48") && Catch::Contains("= 96"));
   CHECK_THAT(run({"--dry_run", "--overwrite", "--measure"}), Catch::Contains("measured on this processor"));
   CHECK_THAT(run({"--dry_run", "--overwrite"}), !Catch::Contains("measured on"));
+}
+
+TEST_CASE("A session holds no rows of the file and no times after the split", "[apps][rec]") {
+  constexpr int64_t kUsers = 1000, kEventsEach = 200;
+  const TempDir dir;
+  {
+    std::ofstream file(dir / "events.inter");
+    file << "user_id:token\titem_id:token\ttimestamp:float\n";
+    for (int64_t i = 0; i < kUsers * kEventsEach; ++i) {
+      const int64_t user = i % kUsers, item = (user * 7 + i / kUsers) % 500;
+      file << user << '\t' << item << '\t' << i << '\n';
+    }
+  }
+  const auto held = [] {
+    const struct mallinfo2 info = mallinfo2();
+    return static_cast<int64_t>(info.uordblks + info.hblkhd);
+  };
+  const int64_t before = held();
+  const Session session = RecGiven({"--data_dir", dir / "events.inter", "--model", "bpr_mf"}).open();
+  CHECK(session.interactions().size() == kUsers * kEventsEach);
+  CHECK(held() - before < 28 * kUsers * kEventsEach);  // with the rows 32 bytes more for each event, with times 16
 }

@@ -339,7 +339,7 @@ TEST_CASE("Few candidates are scored alone, and give the lists of scoring all it
     CHECK(products == 60 * 4000);
   }
   const UserItems candidates =
-      sampled_candidates(made.data, made.split, UserItems(made.data, made.split, {Part::kTest}),
+      sampled_candidates(made.data, SplitItems(made.data, made.split), UserItems(made.data, made.split, {Part::kTest}),
                          {.sampled_negatives = 100})
           .value();
   const at::Tensor scores = users.to(at::kDouble).matmul(items.to(at::kDouble).t());
@@ -356,7 +356,8 @@ TEST_CASE("Candidates are those drawn from a list of the other items, without su
   const UserItems positives(made.data, made.split, {Part::kTest});
   for (const bool per_user : {false, true}) {
     const RankingOptions options{.sampled_negatives = 300, .sampled_per_user = per_user, .seed = 9};
-    const UserItems drawn = sampled_candidates(made.data, made.split, positives, options).value();
+    const UserItems drawn =
+        sampled_candidates(made.data, SplitItems(made.data, made.split), positives, options).value();
     for (int64_t user = 0; user < 60; ++user) {
       std::vector<int32_t> others;
       for (int32_t item = 0; item < 4000; ++item) {
@@ -380,6 +381,8 @@ TEST_CASE("Candidates are those drawn from a list of the other items, without su
   const UserItems one(large.data, large.split, {Part::kTest});
   reset_peak_memory();
   const int64_t before = peak_memory();
-  CHECK(sampled_candidates(large.data, large.split, one, {.sampled_negatives = 100})->of(0).size() > 90);
+  CHECK(sampled_candidates(large.data, SplitItems(large.data, large.split), one, {.sampled_negatives = 100})
+            ->of(0)
+            .size() > 90);
   CHECK(peak_memory() - before < 4 << 20);
 }
