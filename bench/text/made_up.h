@@ -4,6 +4,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <vector>
 
 #include "text/gpt2_vocabulary.h"
 #include "trainkit/text/tokenizer.h"
@@ -13,11 +14,15 @@ namespace trainkit::bench {
 /// Returns `size` MiB of words of three to nine letters. Few words are frequent, as in a language.
 inline std::string made_up_text(int64_t size) {
   std::mt19937_64 random(1);
+  std::vector<std::string> words(100'000);
+  for (std::string& word : words) {
+    for (uint64_t i = 3 + random() % 7; i > 0; --i) word += static_cast<char>('a' + random() % 26);
+  }
   std::string text;
   for (const auto bytes = static_cast<size_t>(size) << 20; text.size() < bytes;) {
-    std::mt19937_64 letters(random() % (1 + random() % 100'000));
-    for (uint64_t i = 3 + letters() % 7; i > 0; --i) text += static_cast<char>('a' + letters() % 26);
-    text += random() % 12 == 0 ? ".\n" : " ";
+    const uint64_t number = random();
+    text += words[number % (1 + (number >> 32) % words.size())];
+    text += (number >> 16) % 12 == 0 ? ".\n" : " ";
   }
   return text;
 }
