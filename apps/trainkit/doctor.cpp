@@ -110,6 +110,7 @@ void probe_machine(const DoctorFlags& flags, Findings& findings) {
   probe_gpus(findings, flags.quick);
   probe_processors(findings);
   probe_memory(findings);
+  probe_job_sizes(findings, existing_folder(flags.output_dir));
   probe_limits(findings);
   if (flags.quick) return;
   if (!flags.data_dir.empty()) probe_disk(findings, "data disk", flags.data_dir);

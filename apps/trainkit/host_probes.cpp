@@ -24,6 +24,7 @@
 #include "trainkit/core/format.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/processors.h"
+#include "trainkit/job_sizes.h"
 #include "trainkit/probes.h"
 #include "trainkit/report/summary.h"
 
@@ -106,6 +107,15 @@ void probe_memory(Findings& findings) {
   findings.add(
       "memory", "/dev/shm", bytes, format_size(bytes), bytes < kGiB ? Verdict::kWarning : Verdict::kOk,
       bytes < kGiB ? "too small for NCCL between several ranks: use docker run --shm-size=1g, or --ipc=host" : "");
+}
+
+void probe_job_sizes(Findings& findings, const std::string& folder) {
+  int64_t memory = meminfo_bytes("MemAvailable"), limit = 0;
+  if (absl::SimpleAtoi(detail::read_text("/sys/fs/cgroup/memory.max"), &limit)) memory = std::min(memory, limit);
+  struct statvfs disk {};
+  const bool known = statvfs(folder.c_str(), &disk) == 0;
+  add_job_sizes(findings, memory,
+                known ? static_cast<int64_t>(disk.f_bavail) * static_cast<int64_t>(disk.f_frsize) : int64_t{-1});
 }
 
 void probe_limits(Findings& findings) {

@@ -18,6 +18,8 @@ void probe_versions(Findings& findings);
 void probe_processors(Findings& findings);
 /// Adds the memory of the machine and of the control group, and the size of /dev/shm.
 void probe_memory(Findings& findings);
+/// Adds the sizes of jobs that fit the available memory and the disk of `folder`; see job_sizes.h.
+void probe_job_sizes(Findings& findings, const std::string& folder);
 /// Adds the limits that ulimit shows: open files, locked memory, address space, file size, processes.
 void probe_limits(Findings& findings);
 /// Adds the state of CUDA and the reason if it cannot be used. Adds for each GPU its memory, the processes that hold

@@ -19,10 +19,10 @@
 namespace trainkit::transformer {
 namespace {
 
-/// Names of the token files in a folder.
+/// Names of the token files in a folder and of their records.
 std::vector<std::string> token_files_in(const std::string& folder) {
   std::error_code ignored;
-  return list_files(folder, {".tokens"}, ignored).names;
+  return list_files(folder, {".tokens", ".tokens.json"}, ignored).names;
 }
 
 /// Describes the memory of a GPU, with the preset suggested for it: "20 GiB free of 24 GiB; suggested: ...".
@@ -211,6 +211,7 @@ void TransformerApp::configure(RunContext&, TrainerOptions& options, DeviceRepli
 }
 
 absl::Status TransformerApp::save(const RunOptions& run) const {
+  for (const CachedText& text : corpus_.files) text.update_record();
   return save_tokenizer(*corpus_.tokenizer, run.output_dir + "/" + kTokenizerFile);
 }
 

@@ -21,44 +21,42 @@ namespace {
 
 /// Returns the tokenizer of a new run. The characters are those of all texts.
 absl::StatusOr<std::shared_ptr<const Tokenizer>> make_tokenizer(const CorpusOptions& options,
-                                                                std::span<const Documents> texts) {
+                                                                std::span<CachedText> texts) {
   if (options.tokenizer == "gpt2") {
     return Gpt2Tokenizer::open(options.vocab, options.merges, {.special_tokens = options.allow_special_tokens});
   }
-  std::string characters;
-  for (const Documents& text : texts) {
-    const auto tokenizer = CharTokenizer::from_text(text.content);
-    if (!tokenizer.ok()) return add_file_to_error(tokenizer.status(), text.name);
-    for (int64_t id = 0; id < (*tokenizer)->vocab_size(); ++id) {
-      characters += (*tokenizer)->token_bytes(static_cast<TokenId>(id));
-    }
+  std::string all;
+  for (CachedText& text : texts) {
+    TRAINKIT_ASSIGN_OR_RETURN(const std::string characters, text.characters());
+    all += characters;
   }
-  return CharTokenizer::from_text(characters);
+  return CharTokenizer::from_text(all);
 }
 
-absl::StatusOr<TokenizedText> tokenize(const Documents& text, const Tokenizer& tokenizer, const std::string& cache,
-                                       int64_t least_tokens, const TokenizeProgress& progress) {
-  TRAINKIT_ASSIGN_OR_RETURN(TokenFile tokens, cached_tokens(cache, text, tokenizer, progress));
+absl::StatusOr<TokenizedText> tokenize(CachedText& text, const Tokenizer& tokenizer, int64_t least_tokens,
+                                       const TokenizeProgress& progress) {
+  TRAINKIT_ASSIGN_OR_RETURN(TokenFile tokens, text.tokens(tokenizer, progress));
+  const Documents& facts = text.facts();
   if (tokens.size() < least_tokens) {
-    return data_error("data.empty", {.file = text.name}, "the text is too short",
+    return data_error("data.empty", {.file = facts.name}, "the text is too short",
                       fmt::format("{} tokens", tokens.size()), fmt::format("at least {}", least_tokens));
   }
-  return TokenizedText{.source = text.name,
-                       .bytes = static_cast<int64_t>(text.content.size()),
-                       .crlf = text.crlf,
-                       .empty_documents = text.empty_documents,
-                       .left_out = text.left_out,
+  return TokenizedText{.source = facts.name,
+                       .bytes = text.size_bytes(),
+                       .crlf = facts.crlf,
+                       .empty_documents = facts.empty_documents,
+                       .left_out = facts.left_out,
                        .tokens = std::move(tokens)};
 }
 
 /// Returns the digest of a single input without weight as that of its text, as token files and sha tools see it.
-std::string digest_of(const CorpusOptions& options, std::span<const Documents> texts) {
-  if (texts.size() == 1) return texts[0].digest();
+std::string digest_of(const CorpusOptions& options, std::span<const CachedText> texts) {
+  if (texts.size() == 1) return texts[0].facts().digest;
   std::string all;
   for (size_t i = 0; i < texts.size(); ++i) {
+    const std::string& digest = texts[i].facts().digest;
     const bool is_input = i < options.inputs.size();
-    all += is_input ? fmt::format("{} {}\n", texts[i].digest(), options.inputs[i].weight)
-                    : fmt::format("{} validation\n", texts[i].digest());
+    all += is_input ? fmt::format("{} {}\n", digest, options.inputs[i].weight) : digest + " validation\n";
   }
   return Digest::of(all);
 }
@@ -66,6 +64,7 @@ std::string digest_of(const CorpusOptions& options, std::span<const Documents> t
 /// Returns the mean number of characters per token of the validation texts.
 double characters_per_token(const Corpus& corpus) {
   const std::vector<int64_t> characters = token_characters(*corpus.tokenizer);
+  if (std::all_of(characters.begin(), characters.end(), [](int64_t count) { return count == 1; })) return 1;
   std::vector<int64_t> some(1 << 16);
   int64_t sum = 0, count = 0;
   for (const TokenizedText& text : corpus.validation_texts()) {
@@ -93,16 +92,17 @@ absl::Status check_lengths(const std::string& source, int64_t train, std::option
   return absl::OkStatus();
 }
 
+constexpr char kGenerated[] = "generated text";
+
 /// Opens a text. Without input: Debian's licence texts, or generated text if there are none.
-absl::StatusOr<Documents> open_input(const std::string& input, const DocumentOptions& options,
-                                     const std::string& prepared) {
+absl::StatusOr<CachedText> open_input(std::string input, const DocumentOptions& options, const std::string& prepared,
+                                      const std::string& tokens) {
   constexpr char kLicences[] = "/usr/share/common-licenses";
-  if (!input.empty()) return open_documents(input, options, prepared);
-  if (auto licences = open_documents(kLicences, options, prepared); licences.ok()) return licences;
-  TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), prepared, demo_text()));
-  TRAINKIT_ASSIGN_OR_RETURN(Documents text, open_documents(prepared, options, prepared));
-  text.name = "generated text";
-  return text;
+  if (!input.empty()) return CachedText::open(input, options, prepared, tokens);
+  if (auto licences = CachedText::open(kLicences, options, prepared, tokens); licences.ok()) return licences;
+  input = split_path(prepared).first + "/" + kGenerated;
+  TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), input, demo_text()));
+  return CachedText::open(input, options, prepared, tokens);
 }
 
 /// Returns the name of the files of text `i`: "corpus", "corpus-2", ..., "validation".
@@ -112,20 +112,23 @@ std::string file_name(const CorpusOptions& options, size_t i) {
 }
 
 /// Opens the inputs, then the validation text.
-absl::StatusOr<std::vector<Documents>> open_texts(const CorpusOptions& options, const Tokenizer* saved) {
+absl::StatusOr<std::vector<CachedText>> open_texts(const CorpusOptions& options, const Tokenizer* saved) {
   DocumentOptions how = options.text;
-  const bool is_char = saved ? saved->name() == "char" : options.tokenizer == "char";
-  how.replace_end_of_text = is_char && options.allow_special_tokens;
+  const std::string kind = saved ? saved->name() : options.tokenizer;
+  how.replace_end_of_text = kind == "char" && options.allow_special_tokens;
   // A run on plain text has no character for the end of a document.
-  if (is_char && saved && !document_end_token(*saved)) how.document_end = '\n';
+  if (kind == "char" && saved && !document_end_token(*saved)) how.document_end = '\n';
   std::vector<TextInput> inputs = options.inputs;
   if (inputs.empty()) inputs.emplace_back();
   if (!options.validation_input.empty()) inputs.push_back({.path = options.validation_input});
   const std::string& folder = options.prepared_dir.empty() ? options.cache_dir : options.prepared_dir;
-  std::vector<Documents> texts;
+  std::vector<CachedText> texts;
   for (const TextInput& input : inputs) {
-    const std::string prepared = folder + "/" + file_name(options, texts.size()) + ".txt";
-    TRAINKIT_ASSIGN_OR_RETURN(texts.emplace_back(), open_input(input.path, how, prepared));
+    const std::string name = file_name(options, texts.size());
+    TRAINKIT_ASSIGN_OR_RETURN(CachedText text,
+                              open_input(input.path, how, fmt::format("{}/{}.txt", folder, name),
+                                         fmt::format("{}/{}.{}.tokens", options.cache_dir, name, kind)));
+    texts.push_back(std::move(text));
   }
   return texts;
 }
@@ -213,17 +216,16 @@ absl::StatusOr<Corpus> tokenize_corpus(const CorpusOptions& options, int64_t lea
   if (!options.saved_tokenizer.empty()) {
     TRAINKIT_ASSIGN_OR_RETURN(corpus.tokenizer, load_tokenizer(options.saved_tokenizer));
   }
-  TRAINKIT_ASSIGN_OR_RETURN(const std::vector<Documents> texts, open_texts(options, corpus.tokenizer.get()));
+  TRAINKIT_ASSIGN_OR_RETURN(std::vector<CachedText> texts, open_texts(options, corpus.tokenizer.get()));
   corpus.digest = digest_of(options, texts);
   if (options.check_digest) TRAINKIT_RETURN_IF_ERROR(options.check_digest(corpus.digest));
   if (!corpus.tokenizer) {
     TRAINKIT_ASSIGN_OR_RETURN(corpus.tokenizer, make_tokenizer(options, texts));
   }
-  const std::string kind = corpus.tokenizer->name();
   const size_t inputs = std::max<size_t>(options.inputs.size(), 1);
   for (size_t i = 0; i < texts.size(); ++i) {
-    const std::string cache = fmt::format("{}/{}.{}.tokens", options.cache_dir, file_name(options, i), kind);
-    TRAINKIT_ASSIGN_OR_RETURN(TokenizedText text, tokenize(texts[i], *corpus.tokenizer, cache, least_tokens, progress));
+    TRAINKIT_ASSIGN_OR_RETURN(TokenizedText text, tokenize(texts[i], *corpus.tokenizer, least_tokens, progress));
+    if (options.inputs.empty() && text.source.ends_with(kGenerated)) text.source = kGenerated;
     if (i == inputs) {
       corpus.validation = std::move(text);
     } else {
@@ -231,6 +233,7 @@ absl::StatusOr<Corpus> tokenize_corpus(const CorpusOptions& options, int64_t lea
       corpus.texts.push_back(std::move(text));
     }
   }
+  corpus.files = std::move(texts);
   return corpus;
 }
 

@@ -79,6 +79,8 @@ struct Corpus {
   std::vector<TokenizedText> texts = {};
   /// The text of validation_input.
   std::optional<TokenizedText> validation = {};
+  /// The files of all texts and their tokens.
+  std::vector<CachedText> files = {};
   /// Identifies all texts, as they are tokenized, and their weights.
   std::string digest = {};
   std::shared_ptr<const Tokenizer> tokenizer = nullptr;

@@ -2,22 +2,28 @@
 // processor seconds of the process, peak memory above that before the work, and bytes read from files. run.py makes
 // the table. A new row is a function below and a line in run.py. The recommender's rows are in recommender.cpp.
 #include <fmt/format.h>
+#include <sys/resource.h>
 #include <torch/nn/module.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <thread>
 
+#include "../text/made_up.h"
 #include "measure.h"
 #include "report/report.h"
+#include "trainkit/arrays/array_file.h"
 #include "trainkit/data/tensor_dataset.h"
 #include "trainkit/distributed/process_group.h"
 #include "trainkit/logging/sinks.h"
 #include "trainkit/memory/batch_size_planner.h"
 #include "trainkit/nn/transformer.h"
 #include "trainkit/optim/adam.h"
+#include "trainkit/text/documents.h"
 #include "trainkit/train/checkpoint.h"
 #include "trainkit/train/step_memory.h"
 #include "trainkit/train/weights.h"
@@ -156,6 +162,94 @@ void ranks(int64_t size, const std::string&) {
       static_cast<double>(size * kSums));
 }
 
+std::string write_text(int64_t size, const std::string& folder) {
+  const std::string path = folder + "/text.txt";
+  std::ofstream(path, std::ios::binary) << bench::made_up_text(size);
+  return path;
+}
+
+/// The start of a run on characters: the text is read and tokenized, or found unchanged.
+void start(const std::string& text) {
+  CachedText opened = CachedText::open(text, {}, text + ".prepared", text + ".tokens").value();
+  const auto tokenizer = CharTokenizer::from_text(opened.characters().value()).value();
+  require(opened.tokens(*tokenizer).status());
+}
+
+/// The first start on a text of `size` MiB.
+void text(int64_t size, const std::string& folder) {
+  const std::string path = write_text(size, folder);
+  measure([&] { start(path); });
+}
+
+/// The second start, when the text was older than two seconds at the first.
+void text_again(int64_t size, const std::string& folder) {
+  const std::string path = write_text(size, folder);
+  std::this_thread::sleep_for(std::chrono::milliseconds(2100));
+  start(path);
+  measure([&] { start(path); });
+}
+
+/// GPT-2's tokens of `size` MiB, by all threads together.
+void tokens(int64_t size, const std::string&) {
+  const std::string text = bench::made_up_text(size);
+  const auto tokenizer = bench::pairs_of_letters();
+  measure([&] { require(tokenizer->encode(text, [](std::span<const TokenId>) { return absl::OkStatus(); })); });
+}
+
+/// Runs trainkit-hsi, of the folder of this program, and prints its cost. The peak is without that of a start.
+void measure_scene(const std::vector<std::string>& flags) {
+  constexpr int64_t kStartMb = 170;
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "trainkit-hsi";
+  std::string command = program;
+  for (const std::string& flag : flags) command += " '" + flag + "'";
+  rusage before{}, after{};
+  getrusage(RUSAGE_CHILDREN, &before);
+  if (std::system((command + " > /dev/null").c_str()) != 0) std::exit(1);
+  getrusage(RUSAGE_CHILDREN, &after);
+  const auto seconds = [](const rusage& usage) {
+    return static_cast<double>(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+           1e-6 * static_cast<double>(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
+  };
+  fmt::print("{{\"seconds\": {:.6f}, \"peak_mb\": {:.1f}, \"read_mb\": 0}}\n", seconds(after) - seconds(before),
+             static_cast<double>(after.ru_maxrss) / 1024 - kStartMb);
+}
+
+/// Writes a scene of `size` MiB, 200 bands in float32, with 4,000 labelled pixels of 4 classes. Returns the flags of a
+/// run of one step on it.
+std::vector<std::string> write_scene(int64_t size, const std::string& folder) {
+  constexpr int64_t kBands = 200, kWidth = 256, kLabelled = 4000;
+  const int64_t height = (size << 20) / (4 * kBands * kWidth);
+  at::Tensor truth = at::zeros({height * kWidth}, at::kByte);
+  const int64_t step = std::max<int64_t>(height * kWidth / kLabelled, 1);
+  truth.slice(0, 0, std::nullopt, step)
+      .copy_(at::arange(truth.slice(0, 0, std::nullopt, step).size(0)).remainder(4) + 1);
+  require(write_npy(folder + "/gt.npy", truth.view({height, kWidth})));
+  require(write_npy(folder + "/cube.npy", at::rand({height, kWidth, kBands})));
+  return {"--cube",
+          folder + "/cube.npy",
+          "--gt",
+          folder + "/gt.npy",
+          "--output_dir",
+          folder + "/run",
+          "--model",
+          "mlp",
+          "--max_steps",
+          "1",
+          "--no-write_maps",
+          "--device",
+          "cpu"};
+}
+
+/// A run of one step on a scene of `size` MiB.
+void scene(int64_t size, const std::string& folder) { measure_scene(write_scene(size, folder)); }
+
+/// Classifies a scene of `size` MiB.
+void predict_scene(int64_t size, const std::string& folder) {
+  measure_scene(write_scene(4, folder));
+  write_scene(size, folder);
+  measure_scene({"predict", folder + "/run", "--cube", folder + "/cube.npy", "--out", folder + "/out"});
+}
+
 }  // namespace
 }  // namespace trainkit
 
@@ -169,5 +263,10 @@ int main(int count, char** words) {
                          {"report", report},
                          {"watch", watch},
                          {"plan", plan},
-                         {"ranks", ranks}});
+                         {"ranks", ranks},
+                         {"text", text},
+                         {"text_again", text_again},
+                         {"tokens", tokens},
+                         {"scene", scene},
+                         {"predict_scene", predict_scene}});
 }

@@ -15,6 +15,7 @@ import argparse
 import json
 import math
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -47,6 +48,13 @@ ROWS = {
     "watch": Row([15_625, 125_000, 1_000_000], "records", lambda n: 100, lambda n: 1, exponent=0.5),
     # Computes nothing, and touches neither weights nor logits (3.3 GB at 200,000).
     "plan": Row([3_125, 25_000, 200_000], "words", lambda n: 80, lambda n: 1, exponent=0.5),
+    # The text, its prepared form and its tokens are mapped; the system drops their pages when memory is short.
+    "text": Row([4, 32, 256], "MiB", lambda n: 20 + 2.1 * n, lambda n: 1),
+    # Neither text nor tokens are read.
+    "text_again": Row([4, 32, 256], "MiB", lambda n: 2, lambda n: 1, exponent=0.5),
+    "tokens": Row([1, 8, 64], "MiB", lambda n: 60, lambda n: 1),
+    "scene": Row([16, 128, 1024], "MiB", lambda n: 250 + 1.3 * n, lambda n: 1, small=[8, 64]),
+    "predict_scene": Row([16, 128, 1024], "MiB", lambda n: 850, lambda n: 1, small=[8, 64]),
     # For one rank: at 32 ranks at most twice the cost at 8.
     "ranks": Row([2, 8, 32], "ranks", lambda n: 100 + 40 * n, lambda n: 1, exponent=0.5, small=[2, 8]),
     # Maps the file of about 24 bytes an event.
@@ -65,7 +73,7 @@ def measure(program, name, size):
         done = subprocess.run([program, name, str(size), folder], capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"growth: {name} {size}: {done.stderr.strip()[-500:]}")
-    return json.loads(done.stdout)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def exponent(sizes, seconds):
@@ -97,6 +105,20 @@ def line_of(name, row, sizes, values, published):
             f"exponent {exponent(sizes, seconds):.2f}{was}")
 
 
+def page_problems(root, published):
+    """The numbers of docs/job-size.md are those of the tool, and those that are measured are at most 1.5 times too large."""
+    costs = {unit: [float(memory), float(disk)] for unit, memory, disk in re.findall(
+        r'\{"([^"]+)", ([\d.]+), ([\d.]+)\}', (root / "apps/trainkit/job_sizes.h").read_text())}
+    page = {unit: [float(memory), float(disk)] for unit, memory, disk in re.findall(
+        r"^\| ([^|]+) \| ([\d.]+) \| ([\d.]+) \|", (root / "docs/job-size.md").read_text(), re.M)}
+    if costs != page:
+        yield f"docs/job-size.md says {page}, apps/trainkit/job_sizes.h {costs}"
+    row = published["scene"]  # MB of memory for MiB of a scene of 4 bytes per value
+    measured = 4 * (row["peak_mb"][-1] - row["peak_mb"][0]) / (row["sizes"][-1] - row["sizes"][0])
+    if not measured <= costs["scene value"][0] <= 1.5 * measured:
+        yield f"a scene value takes {measured:.2f} bytes, docs/job-size.md says {costs['scene value'][0]:g}"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
@@ -109,7 +131,7 @@ def main():
         parser.error(f"no such row: {', '.join(unknown)}")
     file = ROOT / "bench/growth.json"
     published = json.loads(file.read_text()) if file.exists() else {}
-    problems = []
+    problems = [] if options.rows or options.publish else list(page_problems(ROOT, published))
     for name in options.rows or ROWS:
         row = ROWS[name]
         if row.program == RECOMMENDER and not (options.build / "bin" / row.program).exists():

@@ -1,5 +1,6 @@
 #include "trainkit/text/tokenizer.h"
 
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 
 #include <fstream>
@@ -206,6 +207,71 @@ TEST_CASE("Tokens arrive in order for a text of any length, and the progress cal
     const TokenSink full = [](std::span<const TokenId>) { return absl::ResourceExhaustedError("full"); };
     CHECK(absl::IsResourceExhausted(tokenizer->encode(text, full)));
   }
+}
+
+TEST_CASE("GPT-2 tokens do not depend on the number of threads", "[text][tokenizer]") {
+  // Texts without white space or ASCII too, and one with an error far inside. Parts have 64 KiB.
+  std::string words, letters, chinese, contractions;
+  for (int i = 0; i < 60'000; ++i) {
+    words += fmt::format("abc ab{}\n  don't<|endoftext|>", i);
+    letters += fmt::format("abcab{}", i);
+    chinese += i % 50 ? "\u4e2d\u6587" : "\u3002";
+    contractions += i % 7 ? "'s" : "''ab";
+  }
+  const std::string run(300'000, 'a'), bad = words + "\xff" + words, long_piece = words + std::string(5 << 20, 'b');
+  const auto of_threads = [&](const Gpt2Tokenizer& tokenizer, const std::string& text, int threads) {
+    at::set_num_threads(threads);
+    std::pair<std::vector<TokenId>, std::string> result;
+    const auto status = tokenizer.encode(text, [&](std::span<const TokenId> some) {
+      result.first.insert(result.first.end(), some.begin(), some.end());
+      return absl::OkStatus();
+    });
+    result.second = status.ok() ? "" : error_line(status);
+    return result;
+  };
+  const int before = at::get_num_threads();
+  for (const bool special : {true, false}) {
+    const auto tokenizer = small_gpt2({.special_tokens = special});
+    for (const std::string& text : {words, letters, chinese, contractions, run, bad, long_piece}) {
+      const auto one = of_threads(*tokenizer, text, 1);
+      CHECK(one.second.empty() == (text != bad && text != long_piece));
+      if (one.second.empty()) CHECK(tokenizer->decode(one.first).value() == text);
+      for (const int threads : {2, 3, 7}) CHECK((of_threads(*tokenizer, text, threads) == one));
+    }
+    const auto error = of_threads(*tokenizer, bad, 3).second;
+    CHECK_THAT(error, Catch::Contains(fmt::format("@{:#x}: not UTF-8", words.size())));
+  }
+  at::set_num_threads(before);
+}
+
+TEST_CASE("Documents that are joined have the tokens of each, for any number of threads", "[text][tokenizer]") {
+  const auto tokenizer = small_gpt2();
+  std::string text;
+  std::vector<int64_t> ends;
+  std::vector<TokenId> expected;
+  for (int i = 0; i < 3'000; ++i) {
+    // Also documents without a character, and some of several parts.
+    const std::string document = i % 10 == 3     ? ""
+                                 : i % 1000 == 5 ? std::string(200'000, 'a') + " 1"
+                                                 : fmt::format("{}abc ", i);
+    for (const TokenId token : encode(*tokenizer, document)) expected.push_back(token);
+    expected.push_back(tokenizer->end_of_text());
+    text += document + kDocumentEnd;
+    ends.push_back(static_cast<int64_t>(text.size()));
+  }
+  text += "rest";
+  for (const TokenId token : encode(*tokenizer, "rest")) expected.push_back(token);
+  const int before = at::get_num_threads();
+  for (const int threads : {1, 2, 5}) {
+    at::set_num_threads(threads);
+    std::vector<TokenId> tokens;
+    const TokenSink gather = [&](std::span<const TokenId> some) {
+      return tokens.insert(tokens.end(), some.begin(), some.end()), absl::OkStatus();
+    };
+    CHECK(tokenizer->encode_documents(text, ends, gather).ok());
+    CHECK((tokens == expected));
+  }
+  at::set_num_threads(before);
 }
 
 TEST_CASE("A bad vocabulary is refused by file and rule", "[io][tokenizer]") {

@@ -4,21 +4,18 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <filesystem>
 
 #include "core/base/strict_json.h"
 #include "core/base/utf8.h"
+#include "text/text_record.h"
 #include "text/token_cache.h"
 #include "trainkit/core/data_error.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/io/folder_files.h"
 
 namespace trainkit {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf", kCrlf = "\r\n";
 
@@ -31,6 +28,14 @@ std::string_view skip_byte_order_mark(std::string_view text) {
 bool is_invisible(uint32_t c) {
   return c <= 0x20 || (c >= 0x7f && c <= 0xa0) || c == 0xad || (c >= 0x2000 && c <= 0x200f) ||
          (c >= 0x2028 && c <= 0x202f) || (c >= 0x205f && c <= 0x206f) || c == 0x3000 || c == 0xfeff;
+}
+
+/// Returns the part that a mapped file is.
+TextPart part_of(const MappedFile& file, const std::string& path) {
+  TextPart part = detail::stat_part(file.same_file_path()).value_or(TextPart{});
+  part.name = split_path(path).second;
+  part.digest = Digest::of(file.text());
+  return part;
 }
 
 bool is_jsonl(const std::string& path) { return path.ends_with(".jsonl"); }
@@ -167,38 +172,25 @@ absl::Status write_prepared(const std::string& prepared, const DocumentOptions& 
 }
 
 /// Checks the files and writes them as one text to `prepared`. Maps one input file at a time.
-absl::StatusOr<Documents> prepare(std::string name, const std::vector<std::string>& files,
-                                  const DocumentOptions& options, const std::string& prepared) {
-  Documents text{.name = std::move(name)};
+absl::StatusOr<Documents> prepare(const detail::TextSource& source, const DocumentOptions& options,
+                                  const std::string& prepared) {
+  Documents text{.name = source.name};
   TRAINKIT_RETURN_IF_ERROR(write_prepared(prepared, options, text, [&](TextWriter& writer) -> absl::Status {
-    for (const std::string& path : files) {
+    for (const std::string& path : source.paths) {
       TRAINKIT_ASSIGN_OR_RETURN(const auto map, MappedFile::open(path));
+      text.parts.push_back(part_of(*map, path));
       const std::string_view content = skip_byte_order_mark(map->text());
-      if (content.empty()) text.left_out.push_back(split_path(path).second + " (empty)");
+      if (content.empty()) text.left_out.push_back(text.parts.back().name + " (empty)");
       TRAINKIT_RETURN_IF_ERROR(writer.append_file(path, content));
       TRAINKIT_RETURN_IF_ERROR(map->check());
     }
     return absl::OkStatus();
   }));
-  if (!text.content.empty()) return text;
-  return data_error("data.empty", {.file = files.front()}, "no text in this file",
-                    fmt::format("{} files", files.size()), "text");
-}
-
-absl::StatusOr<Documents> open_folder(const std::string& folder, const DocumentOptions& options,
-                                      const std::string& prepared) {
-  std::error_code error;
-  FolderFiles files = list_files(folder, {}, error);
-  const std::string expected = "a folder of text files";
-  if (error) return data_error("data.unreadable", {.file = folder}, "cannot be read", error.message(), expected);
-  if (files.names.empty()) {
-    return data_error("data.empty", {.file = folder}, "no file in this folder", left_out_note(files.left_out),
-                      expected);
+  if (text.content.empty()) {
+    return data_error("data.empty", {.file = source.paths.front()}, "no text in this file",
+                      fmt::format("{} files", source.paths.size()), "text");
   }
-  for (std::string& name : files.names) name = (fs::path(folder) / name).string();
-  TRAINKIT_ASSIGN_OR_RETURN(Documents text, prepare(fmt::format("{} ({} files)", folder, files.names.size()),
-                                                    files.names, options, prepared));
-  text.left_out.insert(text.left_out.end(), files.left_out.begin(), files.left_out.end());
+  text.left_out.insert(text.left_out.end(), source.left_out.begin(), source.left_out.end());
   return text;
 }
 
@@ -206,71 +198,72 @@ absl::StatusOr<Documents> open_folder(const std::string& folder, const DocumentO
 absl::StatusOr<Documents> open_file(const std::string& path, const DocumentOptions& options,
                                     const std::string& prepared) {
   TRAINKIT_ASSIGN_OR_RETURN(const auto file, MappedFile::open(path));
+  const TextPart part = part_of(*file, path);
   const std::string_view content = skip_byte_order_mark(file->text());
   TRAINKIT_RETURN_IF_ERROR(add_file_to_error(check_text(content), path));
-  Documents text{.name = path, .file = file, .content = content, .crlf = count_crlf(content)};
+  Documents text{.name = path, .file = file, .content = content, .crlf = count_crlf(content), .parts = {part}};
   const bool has_marker = options.replace_end_of_text && content.find(Gpt2Tokenizer::kEndOfText) != content.npos;
   if (has_marker || (options.normalize_newlines && text.crlf > 0)) {
     TRAINKIT_RETURN_IF_ERROR(write_prepared(prepared, options, text, [&](TextWriter& writer) -> absl::Status {
       TRAINKIT_RETURN_IF_ERROR(writer.append(content));
       return file->check();
     }));
-  } else {
-    TRAINKIT_RETURN_IF_ERROR(file->check());
+  } else if (content.size() == file->text().size()) {
+    text.content_digest = part.digest;
   }
   return text;
 }
 
-/// Encodes each document of `text` by itself and ends it with GPT-2's end of a text.
-absl::Status encode_documents(const Documents& text, const Gpt2Tokenizer& tokenizer, const TokenSink& sink,
-                              const TokenizeProgress& progress) {
-  int64_t begin = 0;
-  const TokenId end = tokenizer.end_of_text();
-  const auto size = static_cast<int64_t>(text.content.size());
-  for (const int64_t document_end : text.ends) {
-    const auto document =
-        text.content.substr(static_cast<size_t>(begin), static_cast<size_t>(document_end - 1 - begin));
-    TRAINKIT_RETURN_IF_ERROR(tokenizer.encode(document, sink));
-    TRAINKIT_RETURN_IF_ERROR(sink({&end, 1}));
-    begin = document_end;
-    if (progress && !progress(begin, size)) return absl::CancelledError("stopped");
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<TokenFile> cached_documents(const std::string& path, const Documents& text,
-                                           const Gpt2Tokenizer& tokenizer, const TokenizeProgress& progress) {
-  const TokenFileOrigin origin{.vocab_size = tokenizer.vocab_size(),
-                               .tokenizer_digest = tokenizer.digest(),
-                               .source_digest = text.digest(),
-                               .source_bytes = static_cast<int64_t>(text.content.size())};
-  return detail::cached_token_file(
-      path, origin, [&](const TokenSink& sink) { return encode_documents(text, tokenizer, sink, progress); });
+/// Fills the digests in one pass over the content, or in none if it is a whole file.
+void add_digests(Documents& text) {
+  text.digest = text.content_digest;
+  if (!text.digest.empty()) return;
+  Digest all;
+  all.update(text.content.data(), text.content.size());
+  text.digest = text.content_digest = all.hex();
+  if (text.ends.empty()) return;
+  all.update(text.ends.data(), text.ends.size() * sizeof text.ends[0]);
+  text.digest = all.hex();
 }
 
 }  // namespace
 
-std::string Documents::digest() const {
-  if (ends.empty()) return Digest::of(content);
-  Digest all;
-  all.update(content.data(), content.size());
-  all.update(ends.data(), ends.size() * sizeof ends[0]);
-  return all.hex();
-}
-
 absl::StatusOr<Documents> open_documents(const std::string& input, const DocumentOptions& options,
                                          const std::string& prepared) {
-  std::error_code ignored;
-  if (fs::is_directory(input, ignored)) return open_folder(input, options, prepared);
-  return is_jsonl(input) ? prepare(input, {input}, options, prepared) : open_file(input, options, prepared);
+  TRAINKIT_ASSIGN_OR_RETURN(const detail::TextSource source, detail::find_text(input));
+  const bool is_plain = !source.is_folder && !is_jsonl(input);
+  TRAINKIT_ASSIGN_OR_RETURN(Documents text,
+                            is_plain ? open_file(input, options, prepared) : prepare(source, options, prepared));
+  add_digests(text);
+  TRAINKIT_RETURN_IF_ERROR(text.file->check());
+  return text;
+}
+
+TokenFileOrigin detail::origin_of(const Documents& text, int64_t bytes, const Tokenizer& tokenizer) {
+  // A char tokenizer finds the ends of documents in the text.
+  const bool adds_ends = dynamic_cast<const Gpt2Tokenizer*>(&tokenizer) != nullptr;
+  return {.vocab_size = tokenizer.vocab_size(),
+          .tokenizer_digest = tokenizer.digest(),
+          .source_digest = adds_ends ? text.digest : text.content_digest,
+          .source_bytes = bytes};
 }
 
 absl::StatusOr<TokenFile> cached_tokens(const std::string& path, const Documents& text, const Tokenizer& tokenizer,
                                         const TokenizeProgress& progress) {
+  bool made = false;
+  return detail::cached_tokens(path, text, tokenizer, progress, made);
+}
+
+absl::StatusOr<TokenFile> detail::cached_tokens(const std::string& path, const Documents& text,
+                                                const Tokenizer& tokenizer, const TokenizeProgress& progress,
+                                                bool& made) {
   const auto* gpt2 = dynamic_cast<const Gpt2Tokenizer*>(&tokenizer);
-  const bool adds_ends = gpt2 && !text.ends.empty();
-  auto tokens = adds_ends ? cached_documents(path, text, *gpt2, progress)
-                          : cached_tokens(path, text.content, tokenizer, progress);
+  const auto origin = detail::origin_of(text, static_cast<int64_t>(text.content.size()), tokenizer);
+  auto tokens = detail::cached_token_file(path, origin, [&](const TokenSink& sink) {
+    made = true;
+    return gpt2 && !text.ends.empty() ? gpt2->encode_documents(text.content, text.ends, sink, progress)
+                                      : tokenizer.encode(text.content, sink, progress);
+  });
   TRAINKIT_RETURN_IF_ERROR(text.file->check());
   if (!tokens.ok()) return add_file_to_error(tokens.status(), text.name);
   return tokens;

@@ -1,15 +1,18 @@
+#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
+#include <atomic>
 #include <bit>
-#include <iterator>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <queue>
 #include <unordered_map>
 
 #include "core/base/utf8.h"
+#include "core/machine/parallel.h"
+#include "text/gpt2_split.h"
 #include "text/gpt2_vocabulary.h"
 #include "text/token_buffer.h"
 #include "trainkit/core/error.h"
@@ -25,82 +28,9 @@ constexpr uint32_t kNoRank = ~uint32_t{0};
 constexpr size_t kLongPiece = 128;             // longer pieces are faster with the queue than with the scan
 constexpr size_t kMaxPiece = size_t{4} << 20;  // limits the memory for merging
 constexpr size_t kMaxCachedPieces = size_t{1} << 18;
-
-enum Class : uint8_t { kOther, kLetter, kNumber, kSpace, kInvalid };
-
-struct Range {
-  uint32_t first;
-  uint32_t last;
-  Class members;
-};
-
-constexpr Range kRanges[] = {
-#include "text/unicode_classes.inc"
-};
-
-constexpr Class search(uint32_t code_point) {
-  const Range* range =
-      std::partition_point(std::begin(kRanges), std::end(kRanges), [&](const Range& r) { return r.last < code_point; });
-  return range != std::end(kRanges) && range->first <= code_point ? range->members : kOther;
-}
-
-constexpr std::array<Class, 128> kAscii = [] {
-  std::array<Class, 128> table = {};
-  for (uint32_t c = 0; c < 128; ++c) table[c] = search(c);
-  return table;
-}();
-
-/// Returns the class of the character at text[at], and its size in bytes in `length`.
-Class classify(std::string_view text, size_t at, size_t& length) {
-  const auto first = static_cast<unsigned char>(text[at]);
-  if (first < 0x80) return length = 1, kAscii[first];
-  uint32_t code_point = 0;
-  length = decode_utf8(text.substr(at, 4), code_point);
-  return length == 0 ? kInvalid : search(code_point);
-}
-
-/// Returns the end of the run of `wanted` characters that begins at `at`.
-size_t run_end(std::string_view text, size_t at, Class wanted) {
-  size_t length = 0;
-  while (at < text.size() && classify(text, at, length) == wanted) at += length;
-  return at;
-}
-
-size_t contraction(std::string_view rest) {
-  for (std::string_view ending : {"'s", "'d", "'m", "'t", "'ll", "'ve", "'re"}) {
-    if (rest.starts_with(ending)) return ending.size();
-  }
-  return 0;
-}
-
-/// Returns the length of the piece that begins at text[at], at < text.size(), or 0 if the text is not UTF-8 there.
-/// Bytes are merged only within a piece. Pieces are consecutive matches of GPT-2's pattern:
-///   '(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-/// A piece with invalid UTF-8 may be returned shortened; the next call then returns 0.
-size_t piece_length(std::string_view text, size_t at) {
-  if (text[at] == '\'') {
-    if (const size_t length = contraction(text.substr(at, 3))) return length;
-  }
-  size_t length = 0;
-  const Class first = classify(text, at, length);
-  if (first == kInvalid) return 0;
-  if (first != kSpace) return run_end(text, at, first) - at;
-
-  // One space is part of the next word.
-  if (text[at] == ' ' && at + 1 < text.size()) {
-    const Class next = classify(text, at + 1, length);
-    if (next == kInvalid) return 1;
-    if (next != kSpace) return run_end(text, at + 1, next) - at;
-  }
-  // The last of several spaces belongs to the next word: \s+(?!\S) backtracks by one character.
-  size_t end = at;
-  size_t last = at;
-  while (end < text.size() && classify(text, end, length) == kSpace) {
-    last = end;
-    end += length;
-  }
-  return (end == text.size() || last == at ? end : last) - at;
-}
+/// Threads encode parts of about this size. A thread has at most kPartsPerThread of them at a time.
+constexpr size_t kPartBytes = size_t{1} << 16;
+constexpr int64_t kPartsPerThread = 16;
 
 /// A merge of two neighbouring tokens. A lower rank is merged first.
 struct Merge {
@@ -145,23 +75,34 @@ class Gpt2Tokenizer::Impl {
   const detail::Gpt2Vocabulary& vocabulary() const { return vocabulary_; }
   const Gpt2TokenizerOptions& options() const { return options_; }
 
-  absl::Status encode(std::string_view text, const TokenSink& sink, const TokenizeProgress& progress) const {
-    detail::TokenBuffer buffer(sink, progress, text.size());
-    Cache cache;
+  /// Encodes a text whose documents end at `ends`; see Gpt2Tokenizer::encode_documents. See Note [Parts of a text] in
+  /// gpt2_split.h.
+  absl::Status encode(std::string_view text, std::span<const int64_t> ends, const TokenSink& sink,
+                      const TokenizeProgress& progress) const {
+    const int64_t threads = text.size() > kPartBytes ? at::get_num_threads() : 1;
+    std::vector<Cache> caches(static_cast<size_t>(threads));
+    std::vector<Part> parts(static_cast<size_t>(threads == 1 ? 1 : threads * kPartsPerThread));
     size_t at = 0;
-    while (options_.special_tokens) {
-      const size_t special = text.find(kEndOfText, at);
-      if (special == std::string_view::npos) break;
-      TRAINKIT_RETURN_IF_ERROR(encode_ordinary(text, at, special, cache, buffer));
-      buffer.tokens().push_back(vocabulary_.end_of_text);
-      at = special + kEndOfText.size();
-    }
-    TRAINKIT_RETURN_IF_ERROR(encode_ordinary(text, at, text.size(), cache, buffer));
-    return buffer.flush(text.size());
+    do {
+      size_t count = 0;
+      for (; count < parts.size() && (at < text.size() || count == 0); ++count) {
+        parts[count].begin = at;
+        parts[count].end = at = end_of_part(text, ends, at);
+      }
+      std::atomic<size_t> next = 0;
+      detail::parallel_for(0, threads, 1, [&](int64_t first, int64_t last) {
+        for (int64_t thread = first; thread < last; ++thread) {
+          for (size_t i = next++; i < count; i = next++)
+            encode_part(text, ends, parts[i], caches[static_cast<size_t>(thread)]);
+        }
+      });
+      for (size_t i = 0; i < count; ++i) TRAINKIT_RETURN_IF_ERROR(pass_on(parts[i], text.size(), sink, progress));
+    } while (at < text.size());
+    return absl::OkStatus();
   }
 
  private:
-  /// Cache of encoded pieces for one call, because words repeat. Keys are views of the text.
+  /// Cache of encoded pieces for one thread, because words repeat. Keys are views of the text.
   struct Cache {
     struct Place {
       size_t begin;
@@ -171,12 +112,63 @@ class Gpt2Tokenizer::Impl {
     std::vector<TokenId> tokens;
   };
 
+  /// text[begin, end) and its tokens up to an error.
+  struct Part {
+    size_t begin = 0, end = 0;
+    std::vector<TokenId> tokens = {};
+    absl::Status status = absl::OkStatus();
+  };
+
+  static absl::Status pass_on(const Part& part, size_t size, const TokenSink& sink, const TokenizeProgress& progress) {
+    if (!part.tokens.empty()) TRAINKIT_RETURN_IF_ERROR(sink(part.tokens));
+    TRAINKIT_RETURN_IF_ERROR(part.status);
+    const bool go_on = !progress || progress(static_cast<int64_t>(part.end), static_cast<int64_t>(size));
+    return go_on ? absl::OkStatus() : absl::CancelledError("tokenizing was stopped");
+  }
+
+  /// Returns the end of the part that begins at `begin`: about kPartBytes later.
+  size_t end_of_part(std::string_view text, std::span<const int64_t> ends, size_t begin) const {
+    const size_t wanted = begin + kPartBytes;
+    if (wanted >= text.size()) return text.size();
+    const std::string_view special = options_.special_tokens ? kEndOfText : std::string_view();
+    const auto document_end = std::lower_bound(ends.begin(), ends.end(), static_cast<int64_t>(wanted));
+    if (document_end == ends.end()) return detail::find_cut(text, wanted, text.size(), special).value_or(text.size());
+    const auto end = static_cast<size_t>(*document_end);
+    return detail::find_cut(text, wanted, end - 1, special).value_or(end);
+  }
+
+  void encode_part(std::string_view text, std::span<const int64_t> ends, Part& part, Cache& cache) const {
+    part.tokens.clear();
+    part.status = absl::OkStatus();
+    auto document_end = std::upper_bound(ends.begin(), ends.end(), static_cast<int64_t>(part.begin));
+    for (size_t at = part.begin; at < part.end && part.status.ok();) {
+      const bool has_end = document_end != ends.end() && *document_end <= static_cast<int64_t>(part.end);
+      const size_t end = has_end ? static_cast<size_t>(*document_end) - 1 : part.end;
+      part.status = encode_text(text, at, end, cache, part.tokens);
+      at = end;
+      if (has_end) part.tokens.push_back(vocabulary_.end_of_text), ++document_end, ++at;
+    }
+  }
+
+  /// Encodes text[at, end).
+  absl::Status encode_text(std::string_view text, size_t at, size_t end, Cache& cache,
+                           std::vector<TokenId>& tokens) const {
+    while (options_.special_tokens) {
+      const size_t special = text.substr(0, end).find(kEndOfText, at);
+      if (special == std::string_view::npos) break;
+      TRAINKIT_RETURN_IF_ERROR(encode_ordinary(text, at, special, cache, tokens));
+      tokens.push_back(vocabulary_.end_of_text);
+      at = special + kEndOfText.size();
+    }
+    return encode_ordinary(text, at, end, cache, tokens);
+  }
+
   /// Encodes text[at, end), which has no special tokens.
   absl::Status encode_ordinary(std::string_view text, size_t at, size_t end, Cache& cache,
-                               detail::TokenBuffer& buffer) const {
+                               std::vector<TokenId>& tokens) const {
     const std::string_view part = text.substr(0, end);
     while (at < end) {
-      const size_t length = piece_length(part, at);
+      const size_t length = detail::piece_length(part, at);
       if (length == 0) return detail::invalid_utf8(text, at);
       if (length > kMaxPiece) {
         return to_status({.exit_code = ExitCode::kData,
@@ -186,9 +178,8 @@ class Gpt2Tokenizer::Impl {
                           .got = fmt::format("{} bytes", length),
                           .expected = fmt::format("at most {}", kMaxPiece)});
       }
-      append_piece(part.substr(at, length), cache, buffer.tokens());
+      append_piece(part.substr(at, length), cache, tokens);
       at += length;
-      TRAINKIT_RETURN_IF_ERROR(buffer.advance(at));
     }
     return absl::OkStatus();
   }
@@ -335,7 +326,12 @@ int64_t Gpt2Tokenizer::vocab_size() const { return static_cast<int64_t>(impl_->v
 
 absl::Status Gpt2Tokenizer::encode(std::string_view text, const TokenSink& sink,
                                    const TokenizeProgress& progress) const {
-  return impl_->encode(text, sink, progress);
+  return impl_->encode(text, {}, sink, progress);
+}
+
+absl::Status Gpt2Tokenizer::encode_documents(std::string_view text, std::span<const int64_t> ends,
+                                             const TokenSink& sink, const TokenizeProgress& progress) const {
+  return impl_->encode(text, ends, sink, progress);
 }
 
 std::string_view Gpt2Tokenizer::token_bytes(TokenId id) const {

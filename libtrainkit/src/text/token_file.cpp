@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cstring>
 #include <vector>
@@ -33,6 +34,8 @@ static_assert(std::endian::native == std::endian::little, "the format is little-
 constexpr char kMagic[8] = {'T', 'K', 'T', 'O', 'K', 'E', 'N', 'S'};
 /// Of files with 2 or 4 bytes per token, and of those with one.
 constexpr uint32_t kVersion = 1, kByteVersion = 2;
+/// Size of the blocks of check_blocks().
+constexpr size_t kBlockBytes = size_t{1} << 20;
 constexpr uint32_t kByteOrder = 0x01020304;
 constexpr uint32_t kOtherByteOrder = 0x04030201;
 
@@ -45,9 +48,10 @@ using DigestBytes = std::array<uint8_t, 16>;
 //   ends_digest covers the header and the trailer. It detects damage in the fields that open() relies on, such as the
 //   number of tokens, before they are used in arithmetic.
 //   The size of the file must equal the size computed from these fields.
-// contents_digest covers everything before the trailer and is compared only by verify(). read() checks the tokens it
-// copies against the vocabulary, because an unverified file may have damaged tokens: widen() returns their maximum, so
-// the check costs no second pass.
+// contents_digest covers everything before the trailer and is compared only by verify(). Whoever knows the digests of
+// blocks passes them to check_blocks(), and read() compares each block once. read() also checks the tokens it copies
+// against the vocabulary, because an unverified file may have damaged tokens: widen() returns their maximum, so the
+// check costs no second pass.
 
 struct TokenHeader {
   char magic[8];
@@ -199,6 +203,12 @@ TokenFileOrigin origin_of(std::string_view text, const Tokenizer& tokenizer) {
           .source_bytes = static_cast<int64_t>(text.size())};
 }
 
+struct TokenFile::Blocks {
+  std::vector<std::string> digests;
+  /// Two readers may compare a block together; both find the same.
+  std::unique_ptr<std::atomic<bool>[]> compared;
+};
+
 absl::StatusOr<TokenFile> TokenFile::open(const std::string& path) {
   TRAINKIT_ASSIGN_OR_RETURN(auto file, MappedFile::open(path));
   const auto bytes = file->bytes();
@@ -246,6 +256,17 @@ void TokenFile::read(int64_t begin, std::span<int64_t> out) const {
   TORCH_CHECK_INDEX(begin >= 0 && count <= size_ && begin <= size_ - count, count, " tokens from ", begin,
                     " on are outside the ", size_, " tokens of ", path());
   const std::byte* from = tokens_ + begin * token_bytes_;
+  if (blocks_ && count > 0) {
+    const auto first = static_cast<size_t>(begin * token_bytes_) / kBlockBytes;
+    const auto last = static_cast<size_t>((begin + count) * token_bytes_ - 1) / kBlockBytes;
+    for (size_t number = first; number <= last; ++number) {
+      if (blocks_->compared[number].load(std::memory_order_relaxed)) continue;
+      const bool is_same = Digest::of(block(number)) == blocks_->digests[number];
+      if (file_->damaged()) throw absl::BadStatusOrAccess(file_->check());
+      if (!is_same) throw absl::BadStatusOrAccess(bad_file(path(), "the tokens are damaged"));
+      blocks_->compared[number].store(true, std::memory_order_relaxed);
+    }
+  }
   const uint32_t greatest = token_bytes_ == 1   ? widen_8(reinterpret_cast<const uint8_t*>(from), out.data(), count)
                             : token_bytes_ == 2 ? widen_16(reinterpret_cast<const uint16_t*>(from), out.data(), count)
                                                 : widen_32(reinterpret_cast<const uint32_t*>(from), out.data(), count);
@@ -278,6 +299,29 @@ absl::Status TokenFile::verify() const {
   TRAINKIT_RETURN_IF_ERROR(check());
   if (from_hex(digest.hex()) != trailer.contents_digest) return bad_file(path(), "the tokens are damaged");
   return absl::OkStatus();
+}
+
+size_t TokenFile::block_count() const {
+  return (static_cast<size_t>(size_ * token_bytes_) + kBlockBytes - 1) / kBlockBytes;
+}
+
+std::string_view TokenFile::block(size_t number) const {
+  const std::string_view all(reinterpret_cast<const char*>(tokens_), static_cast<size_t>(size_ * token_bytes_));
+  return all.substr(number * kBlockBytes, kBlockBytes);
+}
+
+std::vector<std::string> TokenFile::block_digests() const {
+  std::vector<std::string> digests(block_count());
+  for (size_t number = 0; number < digests.size(); ++number) digests[number] = Digest::of(block(number));
+  return digests;
+}
+
+bool TokenFile::check_blocks(std::vector<std::string> digests) {
+  if (digests.size() != block_count()) return false;
+  blocks_ = std::make_shared<Blocks>();
+  blocks_->digests = std::move(digests);
+  blocks_->compared = std::make_unique<std::atomic<bool>[]>(block_count());
+  return true;
 }
 
 absl::Status write_token_file(const std::string& path, const TokenFileOrigin& origin,

@@ -9,6 +9,7 @@
 #include "test_util.h"
 #include "trainkit/core/processors.h"
 #include "trainkit/findings.h"
+#include "trainkit/job_sizes.h"
 #include "trainkit/probes.h"
 
 using namespace trainkit;
@@ -44,6 +45,22 @@ TEST_CASE("doctor reports this machine's CPU cores, memory and limits") {
   CHECK(report["limits"]["open files"]["value"] == files.rlim_cur);
   CHECK(report["versions"]["libtorch"]["value"].get<std::string>().starts_with("2."));
   CHECK_FALSE(report.contains("output disk"));  // --quick
+}
+
+TEST_CASE("doctor says how large a job fits the memory and the disk", "[doctor]") {
+  tool::Findings findings;
+  tool::add_job_sizes(findings, int64_t{16'000'000'000}, int64_t{3'000'000});
+  const Json fits = Json::parse(findings.json())["largest job"];
+  CHECK(fits["parameters"]["value"] == 1'000'000'000);
+  CHECK(fits["GPT-2 tokens"]["value"] == 1'500'000);
+  CHECK_THAT(findings.table(), Catch::Contains("1 billion (16 bytes of memory each)") &&
+                                   Catch::Contains("1.5 million (2 bytes of disk each)"));
+  tool::Findings unknown;
+  tool::add_job_sizes(unknown, -1, -1);
+  CHECK_FALSE(Json::parse(unknown.json()).contains("largest job"));
+  const Json here = Doctor({"--quick", "--json"}).json();
+  CHECK(here["largest job"]["parameters"]["value"].get<double>() ==
+        Approx(here["memory"]["available"]["value"].get<double>() / 16).epsilon(0.5));
 }
 
 TEST_CASE("doctor ends with a one-line verdict", "[doctor]") {

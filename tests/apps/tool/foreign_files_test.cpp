@@ -125,7 +125,8 @@ TEST_CASE("Each file that a trainer leaves is known as its own", "[apps][foreign
     for (const auto& entry : fs::recursive_directory_iterator(run)) {
       const fs::path file = fs::relative(entry.path(), run);
       const bool is_checkpoint = own.contains(file.parent_path());
-      if (!entry.is_regular_file() || is_checkpoint || file.extension() == ".tokens") continue;
+      const bool is_text = file.extension() == ".tokens" || file.string().ends_with(".tokens.json");
+      if (!entry.is_regular_file() || is_checkpoint || is_text) continue;
       CAPTURE(file);
       CHECK(own.contains(file));
     }
@@ -178,7 +179,8 @@ TEST_CASE("A prepared text replaces no file in --data_dir", "[apps][foreign_file
   REQUIRE(ended.code == 0);
   std::set<std::string> names;
   for (const auto& entry : fs::directory_iterator(data)) names.insert(entry.path().filename().string());
-  CHECK(names == std::set<std::string>{"corpus.char.tokens", "corpus.txt", "validation.txt"});
+  CHECK(names ==
+        std::set<std::string>{"corpus.char.tokens", "corpus.char.tokens.json", "corpus.txt", "validation.txt"});
   CHECK(read_text(data + "/corpus.txt") == kMine);
   Words flags = trainer.flags;
   flags.insert(flags.end(), {"--data_dir", data, "--output_dir", dir / "other"});

@@ -106,6 +106,8 @@ struct Gpt2TokenizerOptions {
 };
 
 /// Implements GPT-2's byte-level byte-pair encoding. Gives the ids of tiktoken's "gpt2" encoding for the same files.
+/// A text above 64 KiB is encoded by at::get_num_threads() threads; the ids do not depend on their number. Each thread
+/// has at most 1 MiB of text with its tokens at a time. Sinks are called in the calling thread.
 ///
 /// Source: https://github.com/openai/gpt-2/blob/master/src/encoder.py. The character classes of the splitting pattern
 /// are those of the Unicode version of tiktoken 0.14 (16.0).
@@ -133,6 +135,10 @@ class Gpt2Tokenizer final : public Tokenizer {
   using Tokenizer::encode;
   absl::Status encode(std::string_view text, const TokenSink& sink,
                       const TokenizeProgress& progress = {}) const override;
+  /// Encodes joined documents. Each ends at one of `ends`, ascending, with a byte that is not encoded (see Documents);
+  /// end_of_text() takes its place. A text after the last end is encoded without one.
+  absl::Status encode_documents(std::string_view text, std::span<const int64_t> ends, const TokenSink& sink,
+                                const TokenizeProgress& progress = {}) const;
   std::string_view token_bytes(TokenId id) const override;
   std::string to_json() const override;
   TokenId end_of_text() const;
@@ -200,13 +206,25 @@ class TokenFile {
   /// Reads the whole file and verifies the digest of its contents. Error data.tokens or data.damaged.
   absl::Status verify() const;
 
+  /// Returns the digests of consecutive blocks of 1 MiB of tokens. Reads the whole file.
+  std::vector<std::string> block_digests() const;
+  /// Makes read() compare each block with its digest when it reads the block for the first time, in any copy of this
+  /// object made later; it throws absl::BadStatusOrAccess with data.tokens for a damaged one. Returns false and changes
+  /// nothing unless `digests` has one digest per block.
+  bool check_blocks(std::vector<std::string> digests);
+
   /// Returns data.damaged if the file became shorter since it was opened; see MappedFile::check.
   absl::Status check() const { return file_->check(); }
 
  private:
   TokenFile(std::shared_ptr<const MappedFile> file, TokenFileOrigin origin, int64_t size, int token_bytes);
   absl::Status bad_token(int64_t begin, std::span<const int64_t> tokens) const;
+  size_t block_count() const;
+  std::string_view block(size_t number) const;
 
+  /// Digests of blocks, and which of them have been compared.
+  struct Blocks;
+  std::shared_ptr<Blocks> blocks_;
   std::shared_ptr<const MappedFile> file_;
   TokenFileOrigin origin_;
   const std::byte* tokens_;
