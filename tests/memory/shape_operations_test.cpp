@@ -184,6 +184,15 @@ TEST_CASE("Masks, positions and small numbers are computed from known values") {
   CHECK(!ShapesOnly::were_values_read());
 }
 
+TEST_CASE("LibTorch's multi-head attention needs no values") {
+  const Shapes shapes;
+  const at::Tensor x = torch::randn({20, 4, 32});
+  torch::nn::MultiheadAttention attention(32, 4);
+  CHECK(std::get<0>(attention(x, x, x)).sizes() == x.sizes());
+  CHECK(std::get<0>(attention(x.slice(0, 0, 10), x, x)).size(0) == 10);
+  CHECK(!ShapesOnly::were_values_read());
+}
+
 TEST_CASE("Operations that read an unknown value for the host or for a shape are refused") {
   const Shapes shapes;
   const at::Tensor brighter = torch::randn({2, 100, 100}) * 2;

@@ -285,13 +285,23 @@ void copy(const Operation& operation, const c10::OperatorHandle& op, c10::Dispat
   stack->emplace_back(to);
 }
 
+/// Returns whether aten::equal needs no values: tensors of different sizes, or a tensor and itself, for which
+/// torch::nn::MultiheadAttention asks.
+bool is_plainly_answered(const c10::OperatorHandle& op, const Stack& stack) {
+  if (op.operator_name().name != "aten::equal") return false;
+  const at::Tensor &a = stack[stack.size() - 2].toTensor(), &b = stack.back().toTensor();
+  return a.sizes() != b.sizes() ||
+         (a.const_data_ptr() == b.const_data_ptr() && a.strides() == b.strides() && a.dtype() == b.dtype());
+}
+
 /// See Note [Shapes without values].
 void run_shapes(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const Operation& operation = operation_of(op);
   if (operation.way == Way::kRun || !recorder_of_thread) return run(op, keys, stack);
   if (operation.way == Way::kCopy) return copy(operation, op, keys, stack);
   if (operation.way == Way::kShapes) return run_meta(operation, op, keys, stack);
-  const bool known = are_known(operation, torch::jit::last(*stack, op.schema().arguments().size()));
+  const bool known =
+      are_known(operation, torch::jit::last(*stack, op.schema().arguments().size())) || is_plainly_answered(op, *stack);
   if (operation.way == Way::kKernel) return run_kernel(operation, op, keys, stack, known);
   if (!known) values_were_read = true;
   TORCH_CHECK_NOT_IMPLEMENTED(known, op.operator_name().name, " reads values that a memory plan does not compute");

@@ -65,9 +65,10 @@ double flops_of(const at::RecordFunction& function) {
 class Counter final : public detail::OperationObserver {
  public:
   void begin(const at::RecordFunction& operation) override {
-    const double more = flops_of(operation);
+    const bool starts = std::string_view(operation.name()) == detail::kRecording;  // again, if values were read
+    const double more = starts ? 0 : flops_of(operation);
     const std::lock_guard lock(mutex_);
-    sum_ += more;
+    sum_ = starts ? 0 : sum_ + more;
   }
   double sum() {
     const std::lock_guard lock(mutex_);

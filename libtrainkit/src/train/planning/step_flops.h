@@ -9,6 +9,11 @@
 
 namespace trainkit {
 
+namespace detail {
+/// The operation that marks the begin of a recording for observers.
+inline constexpr char kRecording[] = "trainkit::recording";
+}  // namespace detail
+
 /// Counts the floating-point operations of forward and backward of one micro-batch of `batch_size` rows. As in data
 /// sheets, a multiply-add counts as two. Counts convolutions and matrix products, from the shapes that LibTorch's
 /// operators receive. Norms, activations and the optimizer are not counted, since memory bandwidth limits them. Runs

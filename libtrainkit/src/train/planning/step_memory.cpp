@@ -15,12 +15,14 @@
 
 #include "core/device/gpu_operations.h"
 #include "core/machine/allocation_guard.h"
+#include "core/tensors/recorded.h"
 #include "distributed/replicas/planned_rank.h"
 #include "distributed/replicas/replica_tools.h"
 #include "distributed/shards/gradient_hook.h"
 #include "memory/memory_recorder.h"
 #include "memory/shape_operations.h"
 #include "train/planning/gpu_libraries.h"
+#include "train/planning/step_flops.h"
 #include "trainkit/amp/autocast.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/prefetcher.h"
@@ -257,6 +259,7 @@ absl::StatusOr<MemoryTrace> record(const StepRecipe& recipe, const Batch& rows, 
                           computes ? RecordedMemory::kReal : RecordedMemory::kUntouched);
   std::optional<detail::ShapesOnly> shapes;
   if (!computes) shapes.emplace(recorder);
+  detail::recorded(detail::kRecording, {}, [] { return at::Tensor(); });
   TRAINKIT_ASSIGN_OR_RETURN(const auto devices, recorded_devices(recipe, recorder));
   const std::shared_ptr<torch::nn::Module>& model = devices->module();
   for (const at::Tensor& parameter : model->parameters()) recorder.set_known(parameter, false);
