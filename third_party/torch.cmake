@@ -7,6 +7,7 @@ endif()
 # finds nvcc but needs a list before that, and its own list has architectures that CUDA 13 has dropped. So pass one
 # architecture for now.
 include(${CMAKE_CURRENT_LIST_DIR}/cuda_architectures.cmake)
+include(${CMAKE_CURRENT_LIST_DIR}/torch_versions.cmake)
 set(default_architectures OFF)
 if(NOT TORCH_CUDA_ARCH_LIST AND "$ENV{TORCH_CUDA_ARCH_LIST}" STREQUAL "")
   set(default_architectures ON)
@@ -27,11 +28,8 @@ endif()
 if(NOT TRAINKIT_CUDA_HOST_COMPILER)
   set(TRAINKIT_CUDA_HOST_COMPILER ${CMAKE_CXX_COMPILER})
 endif()
-find_package(Torch 2.11 REQUIRED)
-if(NOT Torch_VERSION VERSION_LESS 2.12)
-  message(FATAL_ERROR "LibTorch ${Torch_VERSION} in ${Torch_DIR}: got a later series than 2.11, which has other autograd classes. "
-    "Set Torch_DIR to a LibTorch 2.11, or install one with ./dev setup.")
-endif()
+find_package(Torch REQUIRED)
+trainkit_check_torch(${Torch_VERSION} ${Torch_DIR})
 
 set(torch_has_cuda OFF)
 set(torch_has_nccl OFF)

@@ -5,7 +5,6 @@
 #include <ATen/TensorOperators.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include <numeric>
 
 #include "core/device/gpu_operations.h"
+#include "core/libtorch/autograd_nodes.h"
 #include "trainkit/core/vectorized.h"
 #include "trainkit/nn/functional.h"
 
@@ -261,7 +261,7 @@ at::Tensor bpr_loss(const at::Tensor& user_table, const at::Tensor& item_table, 
   check_range(users, user_table.size(0), "user");
   check_range(positives, item_table.size(0), "positive");
   check_range(negatives, item_table.size(0), "negative");
-  const std::shared_ptr<BprBackward> node(new BprBackward, torch::autograd::deleteNode);
+  const auto node = trainkit::detail::make_node<BprBackward>();
   node->users = users;
   node->positives = positives;
   node->negatives = negatives;

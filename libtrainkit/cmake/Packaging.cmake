@@ -159,7 +159,7 @@ set(CPACK_DEBIAN_DEV_PACKAGE_NAME libtrainkit-dev)
 set(CPACK_DEBIAN_DEV_PACKAGE_SECTION libdevel)
 set(CPACK_COMPONENT_DEV_DESCRIPTION "Library for training neural networks on LibTorch (development files)
  Headers, static libraries, CMake package and pkg-config file of libtrainkit.
- LibTorch itself comes from PyPI: pip install torch==2.11.0")
+ LibTorch itself comes from PyPI: pip install torch==${TRAINKIT_TORCH_SERIES}.0")
 set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "libabsl-dev, libpng-dev, libyaml-cpp-dev, zlib1g-dev")
 set(CPACK_DEBIAN_DEV_PACKAGE_RECOMMENDS "cmake, g++, pkg-config")
 set(CPACK_DEBIAN_PROGRAMS_PACKAGE_NAME trainkit)
@@ -171,7 +171,7 @@ list(APPEND CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${trainkit_nvidia_folder
 set(CPACK_DEBIAN_PROGRAMS_PACKAGE_RECOMMENDS "python3-venv, libavformat59, libhdf5-103-1, libmatio11, libswscale6")
 set(CPACK_COMPONENT_PROGRAMS_DESCRIPTION "Trainers of neural networks on LibTorch, and the tool trainkit
  The programs trainkit, trainkit-transformer, trainkit-hsi, trainkit-gpt2rec and trainkit-emotion.
- LibTorch itself comes from PyPI: pip install torch==2.11.0")
+ LibTorch itself comes from PyPI: pip install torch==${TRAINKIT_TORCH_SERIES}.0")
 if(TRAINKIT_INSTALL)
   install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION share/doc/libtrainkit-dev RENAME copyright COMPONENT dev)
   install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION share/doc/trainkit RENAME copyright COMPONENT programs)

@@ -82,3 +82,19 @@ execute_process(COMMAND ${CMAKE_COMMAND} -G Ninja -S ${WORK_DIR}/unknown -B ${WO
 if(NOT status OR NOT text MATCHES "no_such_module")
   message(FATAL_ERROR "find_package took a component that does not exist: ${text}")
 endif()
+
+# Another series of LibTorch than that of the build is an error that names both, whoever looks for LibTorch first.
+set(torch ${WORK_DIR}/other_torch/share/cmake/Torch)
+file(WRITE ${torch}/TorchConfigVersion.cmake "set(PACKAGE_VERSION 2.99.0)\nset(PACKAGE_VERSION_COMPATIBLE TRUE)\n")
+file(WRITE ${torch}/TorchConfig.cmake "add_library(torch SHARED IMPORTED)\nset(TORCH_FOUND TRUE)\n")
+foreach(first "" "find_package(Torch REQUIRED)")
+  file(REMOVE_RECURSE ${WORK_DIR}/other)
+  file(WRITE ${WORK_DIR}/other/CMakeLists.txt
+    "cmake_minimum_required(VERSION 3.25)\nproject(other LANGUAGES CXX)\n${first}\nfind_package(trainkit REQUIRED)\n")
+  execute_process(COMMAND ${CMAKE_COMMAND} -G Ninja -S ${WORK_DIR}/other -B ${WORK_DIR}/other/build ${arguments} -DTorch_DIR=${torch}
+                  RESULT_VARIABLE status OUTPUT_QUIET ERROR_VARIABLE text)
+  string(REGEX REPLACE "[ \n]+" " " text "${text}")
+  if(NOT status OR NOT text MATCHES "built with LibTorch [0-9.]+, but LibTorch in [^ ]*other_torch[^ ]* is 2\\.99\\.0")
+    message(FATAL_ERROR "find_package took another LibTorch: ${text}")
+  endif()
+endforeach()

@@ -181,6 +181,25 @@ def check_file_functions(tree):
             yield f"{name}: uses {match.group().strip(' (')}"
 
 
+TORCH_FOLDER = "libtrainkit/src/core/libtorch/"
+TORCH_CONDITION = re.compile(r"\bTORCH_(?:VERSION|ABI_VERSION)_\w+|^[ \t]*#[ \t]*(?:el)?if\b.*\bTORCH_VERSION\b", re.M)
+TORCH_NAMESPACE = re.compile(r"^namespace (?:at|c10d?|torch)(?:::\w+)* \{([^}]*)\}", re.M)
+FORWARD_DECLARATION = re.compile(r"\s*(?:(?:class|struct|enum(?: class)?) \w+[^;{(]*;|//[^\n]*\n)")
+
+
+def check_torch_versions(tree):
+    """Conditions on LibTorch's version, and declarations of what its headers do not declare, are in one folder."""
+    for name in tree.matching(r"^(libtrainkit|apps|examples|bench|tests)/.*\.(h|cpp|cuh?)$"):
+        if name.startswith(TORCH_FOLDER):
+            continue
+        text = tree.read(name)
+        for match in TORCH_CONDITION.finditer(text):
+            yield f"{name}:{line_of(text, match.start())}: a condition on LibTorch's version: move it to {TORCH_FOLDER}"
+        for match in TORCH_NAMESPACE.finditer(text):
+            if FORWARD_DECLARATION.sub("", match[1]).strip():
+                yield f"{name}:{line_of(text, match.start())}: declares what LibTorch does not: move it to {TORCH_FOLDER}"
+
+
 def check_paths(tree):
     """Tracked text names no folder of a developer's machine."""
     for name in tree.files:
@@ -389,7 +408,7 @@ def check_symbols(tree, build):
 
 
 QUICK = [check_layers, check_cycles, check_internals, check_classes, check_umbrella, check_surface, check_private_includes, check_function_lines,
-         check_headers_listed, check_file_functions, check_paths, check_conflicts, check_links, check_readme,
+         check_headers_listed, check_file_functions, check_torch_versions, check_paths, check_conflicts, check_links, check_readme,
          check_promises, check_errors, check_figures, check_fields, check_pictures, check_plain_english]
 WITH_BUILD = [check_symbols]
 TABLES = {"classes": classes.largest, "cycles": folders.print_cycles, "surface": surface.count,

@@ -138,6 +138,19 @@ class CheckTest(unittest.TestCase):
         self.assertIn("data/d includes no internal header", self.problems(
             check.check_internals, {"libtrainkit/src/data/d.cpp": "#include <ATen/core/Tensor.h>\n", **named})[0])
 
+    def test_a_condition_on_the_version_of_libtorch_outside_its_folder(self):
+        for text in ("#if TORCH_VERSION_MINOR < 13\n", "constexpr bool kNew = TORCH_VERSION_MINOR > 12;\n", "#elif defined(TORCH_VERSION)\n"):
+            self.finds(check.check_torch_versions, {"apps/a/a.cpp": "\n" + text}, "apps/a/a.cpp:2: a condition on LibTorch's version")
+            self.assertEqual(self.problems(check.check_torch_versions, {"libtrainkit/src/core/libtorch/a.h": text}), [])
+        self.assertEqual(self.problems(check.check_torch_versions, {"apps/a/a.cpp": "const char* version = TORCH_VERSION;\n"}), [])
+
+    def test_a_declaration_of_what_libtorch_does_not_declare(self):
+        declared = "namespace at::native {\n\nvoid mkldnn_matmul(const Tensor& a);\n\n}  // namespace at::native\n"
+        self.finds(check.check_torch_versions, {"libtrainkit/src/data/b.cpp": declared}, "b.cpp:1: declares what LibTorch does not")
+        forward = "namespace torch::nn {\nclass Module;\n}\nnamespace at { class Tensor; }\nnamespace at_once { void f(); }\n"
+        self.assertEqual(self.problems(check.check_torch_versions, {"libtrainkit/src/data/b.cpp": forward,
+                                                                    "libtrainkit/src/core/libtorch/a.h": declared}), [])
+
     def test_classes_that_are_larger_than_the_list_grants(self):
         def header(methods, members):
             return {"libtrainkit/src/data/b.h": "class Large {\n" + "  void f();\n" * methods + "  int x_;\n" * members + "};\n"}

@@ -35,7 +35,7 @@ struct AttentionOptions {
   at::Tensor bias;
   double dropout;
   bool is_causal;
-  c10::optional<double> scale;
+  std::optional<double> scale;
   RandomPlace random;
 };
 
@@ -70,8 +70,8 @@ std::vector<at::Tensor> attention_gradients(const Attention& a, const at::Tensor
   return {at::matmul(d_scores, a.k) * a.scale, at::matmul(d_scores.transpose(-2, -1), a.q) * a.scale, d_v, d_scores};
 }
 
-c10::optional<double> optional_double(const c10::IValue& value) {
-  return value.isNone() ? c10::nullopt : c10::optional<double>(value.toDouble());
+std::optional<double> optional_double(const c10::IValue& value) {
+  return value.isNone() ? std::nullopt : std::optional<double>(value.toDouble());
 }
 at::Tensor optional_tensor(const c10::IValue& value) { return value.isTensor() ? value.toTensor() : at::Tensor(); }
 

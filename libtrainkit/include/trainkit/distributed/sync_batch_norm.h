@@ -14,7 +14,8 @@ namespace trainkit {
 
 namespace detail {
 struct BatchNormHooks;
-}
+struct RecordedNodes;
+}  // namespace detail
 
 struct SyncBatchNormOptions {
   /// C of an input (N, C, ...).
@@ -67,8 +68,8 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
 
   ReplicaGroup* group_ = nullptr;
   int64_t replica_ = 0;
-  bool counts_rows_ = true, records_ = false;
-  std::vector<std::weak_ptr<torch::autograd::Node>> nodes_;
+  bool counts_rows_ = true;
+  std::shared_ptr<detail::RecordedNodes> nodes_;  // of autograd, see BatchNormHooks; null: not recorded
 };
 TORCH_MODULE(SyncBatchNorm);
 

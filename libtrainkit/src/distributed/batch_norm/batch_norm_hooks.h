@@ -5,9 +5,14 @@
 #include <memory>
 #include <vector>
 
+#include "core/libtorch/autograd_nodes.h"
 #include "trainkit/distributed/sync_batch_norm.h"
 
 namespace trainkit::detail {
+
+struct RecordedNodes {
+  std::vector<WeakNodePointer<torch::autograd::Node>> list;
+};
 
 struct BatchNormHooks {
   /// Sets the group of a replica's layer. `group` must outlive every forward in training.
@@ -19,13 +24,14 @@ struct BatchNormHooks {
   /// statistics.
   static void begin_recording(SyncBatchNormImpl& layer, bool counts_rows) {
     layer.counts_rows_ = counts_rows;
-    layer.records_ = true;
-    layer.nodes_.clear();
+    if (!layer.nodes_) layer.nodes_ = std::make_shared<RecordedNodes>();
+    layer.nodes_->list.clear();
   }
   /// The nodes since begin_recording() that wait for other replicas in backward: those of forwards with gradients, and
   /// of derivatives that are differentiated again.
-  static const std::vector<std::weak_ptr<torch::autograd::Node>>& nodes(const SyncBatchNormImpl& layer) {
-    return layer.nodes_;
+  static const std::vector<WeakNodePointer<torch::autograd::Node>>& nodes(const SyncBatchNormImpl& layer) {
+    static const RecordedNodes kNone;
+    return (layer.nodes_ ? *layer.nodes_ : kNone).list;
   }
 };
 

@@ -18,6 +18,7 @@
 
 #include <vector>
 
+#include "distributed/batch_norm/batch_norm_hooks.h"
 #include "distributed/batch_norm/batch_norm_kernel.h"
 
 namespace trainkit {
@@ -60,11 +61,11 @@ struct SumOfAll : torch::autograd::Function<SumOfAll> {
 struct Place {
   ReplicaGroup* group;
   int64_t replica;
-  bool counts;                                               // its rows are in the sums
-  std::vector<std::weak_ptr<torch::autograd::Node>>* nodes;  // of each sum that waits in backward; null: not recorded
+  bool counts;                   // its rows are in the sums
+  detail::RecordedNodes* nodes;  // of each sum that waits in backward; null: not recorded
 
   void record(const at::Tensor& output) const {
-    if (nodes && output.requires_grad()) nodes->push_back(output.grad_fn());
+    if (nodes && output.requires_grad()) nodes->list.emplace_back(output.grad_fn());
   }
 };
 
@@ -124,7 +125,7 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
   static Place place_of(AutogradContext* context) {
     auto& saved = context->saved_data;
     return {reinterpret_cast<ReplicaGroup*>(saved["group"].toInt()), saved["replica"].toInt(), saved["counts"].toBool(),
-            reinterpret_cast<std::vector<std::weak_ptr<torch::autograd::Node>>*>(saved["nodes"].toInt())};
+            reinterpret_cast<detail::RecordedNodes*>(saved["nodes"].toInt())};
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -188,6 +189,7 @@ void SyncBatchNormImpl::reset() {
   running_mean = register_buffer("running_mean", at::zeros({options.num_features}));
   running_var = register_buffer("running_var", at::ones({options.num_features}));
   num_batches_tracked = register_buffer("num_batches_tracked", at::zeros({}, at::kLong));
+  nodes_ = nullptr;  // a clone has its own
 }
 
 at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) { return normalize(input, {}, /*relu=*/false); }
@@ -226,7 +228,7 @@ at::Tensor SyncBatchNormImpl::over_all_replicas(const at::Tensor& input) {
     const bool needed = group_->any(replica_, x.requires_grad());
     if (needed && !x.requires_grad()) x = x.detach().requires_grad_();
   }
-  const Place place{group_, replica_, counts_rows_, records_ ? &nodes_ : nullptr};
+  const Place place{group_, replica_, counts_rows_, nodes_.get()};
   const Statistics all = [&] {
     const c10::AutoGradMode no_grad(false);
     Statistics statistics = statistics_of_all(x, place);

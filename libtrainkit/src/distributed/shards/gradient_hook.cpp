@@ -1,6 +1,5 @@
 #include "distributed/shards/gradient_hook.h"
 
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 

@@ -5,11 +5,8 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 
-namespace torch::autograd {
-struct Node;
-}
+#include "core/libtorch/autograd_nodes.h"
 
 namespace trainkit::detail {
 
@@ -21,7 +18,7 @@ class GradientHook {
   ~GradientHook();
 
  private:
-  std::shared_ptr<torch::autograd::Node> accumulator_;  // kept alive, as the parameter holds it weakly
+  NodePointer<torch::autograd::Node> accumulator_;  // kept alive, as the parameter holds it weakly
   uintptr_t key_;
 };
 

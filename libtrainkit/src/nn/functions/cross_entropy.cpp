@@ -4,7 +4,6 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mul.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "core/device/gpu_operations.h"
+#include "core/libtorch/autograd_nodes.h"
 #include "core/machine/parallel.h"
 #include "core/machine/shapes_only.h"
 #include "core/tensors/vectors.h"
@@ -205,7 +205,7 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, int
   if (!differentiable) return loss;
 
   // See Note [Gradient made in forward].
-  const std::shared_ptr<CrossEntropyBackward> node(new CrossEntropyBackward, torch::autograd::deleteNode);
+  const auto node = detail::make_node<CrossEntropyBackward>();
   node->gradient = std::move(gradient);
   node->set_next_edges(torch::autograd::collect_next_edges(logits));
   torch::autograd::set_history(loss, node);

@@ -7,7 +7,6 @@
 #include <ATen/ops/mul.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include <algorithm>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "core/device/gpu_operations.h"
+#include "core/libtorch/autograd_nodes.h"
 #include "nn/functions/cross_entropy_rows.h"
 #include "nn/gpu/gpu_linear_cross_entropy.h"
 #include "trainkit/nn/functional.h"
@@ -70,13 +70,9 @@ struct LinearCrossEntropyBackward final : torch::autograd::Node {
 };
 
 void record_node(const at::Tensor& loss, const at::Tensor& hidden, const at::Tensor& weight,
-                 const std::shared_ptr<LinearCrossEntropyBackward>& node) {
+                 const detail::NodePointer<LinearCrossEntropyBackward>& node) {
   node->set_next_edges(torch::autograd::collect_next_edges(hidden, weight));
   torch::autograd::set_history(loss, node);
-}
-
-std::shared_ptr<LinearCrossEntropyBackward> new_node() {
-  return {new LinearCrossEntropyBackward, torch::autograd::deleteNode};
 }
 
 /// Dtype of the products: bfloat16 under autocast, else that of the inputs; kUndefined if no fast path has it.
@@ -167,7 +163,7 @@ at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weig
     detail::GpuHeadResult head =
         detail::gpu_linear_cross_entropy(hidden, weight, target, ignore_index, for_hidden, for_weight);
     if (!for_hidden && !for_weight) return head.loss;
-    const auto node = new_node();
+    const auto node = detail::make_node<LinearCrossEntropyBackward>();
     node->gradients = {std::move(head.hidden), std::move(head.weight)};
     node->inverse_count = std::move(head.inverse_count);
     node->types = {hidden.scalar_type(), weight.scalar_type()};
@@ -189,7 +185,7 @@ at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weig
     if (for_hidden) gradients.hidden = gradients.hidden.to(hidden.scalar_type());
   }
   if (!for_hidden && !for_weight) return loss;
-  const auto node = new_node();
+  const auto node = detail::make_node<LinearCrossEntropyBackward>();
   node->gradients = std::move(gradients);
   record_node(loss, hidden, weight, node);
   return loss;

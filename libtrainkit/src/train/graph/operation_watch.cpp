@@ -6,8 +6,6 @@
 namespace trainkit::detail {
 namespace {
 
-using c10::DebugInfoKind;
-
 // Note [Lifetime of observers]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // A thread-local RecordFunction callback is a plain function pointer and can own nothing. The observer travels in
@@ -15,12 +13,14 @@ using c10::DebugInfoKind;
 // state. Such a thread keeps the observer alive for as long as it runs callbacks, even if the watch has ended meanwhile
 // because backward() threw. A raw pointer or a global variable would be a use after free there.
 
-// LibTorch offers no kinds for user code; these two are reserved for its own tests.
-constexpr DebugInfoKind kCount = DebugInfoKind::TEST_INFO, kTrace = DebugInfoKind::TEST_INFO_2;
+/// LibTorch 2.11 offers no kinds for user code; these two are reserved for its own tests.
+c10::DebugInfoKind kind_of(WatchPurpose purpose) {
+  return purpose == WatchPurpose::kCount ? c10::DebugInfoKind::TEST_INFO : c10::DebugInfoKind::TEST_INFO_2;
+}
 
-template <DebugInfoKind kKind>
+template <WatchPurpose kPurpose>
 void call(void (OperationObserver::*method)(const at::RecordFunction&), const at::RecordFunction& operation) {
-  auto* observer = static_cast<OperationObserver*>(c10::ThreadLocalDebugInfo::get(kKind));
+  auto* observer = static_cast<OperationObserver*>(c10::ThreadLocalDebugInfo::get(kind_of(kPurpose)));
   if (!observer) return;
   try {
     (observer->*method)(operation);
@@ -29,15 +29,15 @@ void call(void (OperationObserver::*method)(const at::RecordFunction&), const at
   }
 }
 
-template <DebugInfoKind kKind>
+template <WatchPurpose kPurpose>
 at::RecordFunctionCallback callback() {
   return at::RecordFunctionCallback(
              [](const at::RecordFunction& operation) -> std::unique_ptr<at::ObserverContext> {
-               call<kKind>(&OperationObserver::begin, operation);
+               call<kPurpose>(&OperationObserver::begin, operation);
                return nullptr;
              },
              [](const at::RecordFunction& operation, at::ObserverContext*) {
-               call<kKind>(&OperationObserver::end, operation);
+               call<kPurpose>(&OperationObserver::end, operation);
              })
       .needsInputs(true)
       .scopes({at::RecordScope::FUNCTION});
@@ -46,7 +46,8 @@ at::RecordFunctionCallback callback() {
 }  // namespace
 
 OperationWatch::OperationWatch(WatchPurpose purpose, std::shared_ptr<OperationObserver> observer)
-    : observer_(purpose == WatchPurpose::kCount ? kCount : kTrace, std::move(observer)),
-      handle_(at::addThreadLocalCallback(purpose == WatchPurpose::kCount ? callback<kCount>() : callback<kTrace>())) {}
+    : observer_(kind_of(purpose), std::move(observer)),
+      handle_(at::addThreadLocalCallback(purpose == WatchPurpose::kCount ? callback<WatchPurpose::kCount>()
+                                                                         : callback<WatchPurpose::kTrace>())) {}
 
 }  // namespace trainkit::detail

@@ -19,6 +19,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/libtorch/cuda_graphs.h"
+
 namespace trainkit::detail {
 namespace {
 
@@ -45,7 +47,7 @@ int uses_of(const at::cuda::MempoolId_t& pool, c10::DeviceIndex device) {
 // 3. release_pools() stops the redirection and releases the pools of device and page-locked memory, which capture_begin
 //    opens one after the other. It compares the pool's use count with the one before the capture, since releasing a
 //    pool that was not opened would take it away from another graph. Each call may throw if capture_end had already
-//    done it.
+//    done it. From LibTorch 2.14 on reset() does so (kResetReleasesPool).
 // 4. It clears the sticky error of the runtime.
 // The capture mode is thread-local: other threads (a Prefetcher's workers, which page-lock memory) may make calls that
 // are forbidden during a capture.
@@ -95,13 +97,14 @@ class CudaGraphOfStep final : public GraphBackend::Graph, private at::cuda::CUDA
 void CudaGraphOfStep::begin(const Streams& streams) {
   for (size_t i = 1; i < streams.size(); ++i) {
     const c10::cuda::CUDAGuard device(streams[i].device_index());  // its state is allocated there
-    register_generator_state(at::cuda::detail::getDefaultCUDAGenerator(streams[i].device_index()));
+    before_capture(*this);
   }
   // Thread-local: other threads may make calls that a capturing one may not, see Note [Failed captures].
   capture_begin(*pool_, cudaStreamCaptureModeThreadLocal);
+  in_capture();
   const auto is_captured = [id = capture_id_](cudaStream_t stream) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    c10::cuda::CaptureId_t stream_id = 0;
+    unsigned long long stream_id = 0;
     C10_CUDA_CHECK(cudaStreamGetCaptureInfo(stream, &status, &stream_id));
     return status == cudaStreamCaptureStatusActive && stream_id == id;
   };
@@ -111,6 +114,8 @@ void CudaGraphOfStep::begin(const Streams& streams) {
     c10::cuda::CUDACachingAllocator::beginAllocateToPool(device, *pool_, is_captured);
     others_.push_back(device);
     opened_.push_back(device);
+    const c10::cuda::CUDAGuard on(device);
+    in_capture();
   }
 }
 
@@ -136,20 +141,10 @@ void CudaGraphOfStep::capture(const Streams& streams, const std::function<void()
   end(failed);
 }
 
-/// Writes the state from which a graph draws its random numbers to the device, and advances it by those of one replay.
-/// Source: CUDAGeneratorState::replay_prologue in ATen/cuda/CUDAGeneratorImpl.cpp (PyTorch 2.11), which is not
-/// exported.
-void write_state(at::CUDAGeneratorState& state, uint64_t increment) {
-  if (increment == 0) return;
-  at::Tensor(state.seed_extragraph_).fill_(static_cast<int64_t>(state.seed_));
-  at::Tensor(state.offset_extragraph_).fill_(static_cast<int64_t>(state.philox_offset_per_thread_));
-  state.philox_offset_per_thread_ += increment;
-}
-
 void CudaGraphOfStep::replay() {
   if (others_.empty()) return CUDAGraph::replay();
   const c10::cuda::CUDAStream first = c10::cuda::getCurrentCUDAStream(capture_stream_.device_index());
-  for (auto& [state, increment] : captured_generator_states_) write_state(*state, increment);
+  for (auto& [state, increment] : captured_generator_states_) write_generator_state(*state, capture_id_, increment);
   for (const c10::DeviceIndex device : others_) follow(first, c10::cuda::getCurrentCUDAStream(device));
   const c10::cuda::CUDAGuard on_first(first.device_index());
   C10_CUDA_CHECK(cudaGraphLaunch(graph_exec_, first));
@@ -179,13 +174,13 @@ void CudaGraphOfStep::end(std::exception_ptr failed) {
 /// Undoes what capture_begin and capture_end have done, wherever they stopped. See Note [Failed captures].
 void CudaGraphOfStep::clean_up() {
   release_other_pools();
-  for (const auto& [state, increment] : captured_generator_states_) state->capturing_ = false;
+  for (const auto& [state, increment] : captured_generator_states_) end_generator_capture(*state);
   if (!capture_ended_) {  // otherwise reset() suffices
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     (void)cudaStreamIsCapturing(capture_stream_, &status);
-    if (status != cudaStreamCaptureStatusNone) (void)cudaStreamEndCapture(capture_stream_, &graph_);
-    if (graph_) (void)cudaGraphDestroy(std::exchange(graph_, nullptr));
-    release_pools();
+    if (status != cudaStreamCaptureStatusNone) end_abandoned_capture(*this, capture_stream_, &graph_);
+    if (graph_ && !has_graph_) (void)cudaGraphDestroy(std::exchange(graph_, nullptr));
+    if (!kResetReleasesPool) release_pools();
   }
   reset();
   (void)cudaGetLastError();

@@ -15,6 +15,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "core/libtorch/autograd_nodes.h"
 #include "core/machine/shapes_only.h"
 
 namespace trainkit::detail {
@@ -48,7 +49,7 @@ std::string quoted_owner(const std::string& name) {
 std::string last_part(const std::string& name) { return name.substr(name.rfind('.') + 1); }  // npos + 1 is 0
 
 /// Returns the values that a node keeps for backward; none if it does not say so.
-std::vector<at::Tensor> kept_by(const std::shared_ptr<Node>& node) {
+std::vector<at::Tensor> kept_by(const NodePointer<Node>& node) {
   namespace compiled = torch::dynamo::autograd;
   compiled::AutogradCompilerCall compiler(compiled::SizeInput::STATIC);
   compiled::NodeCall call(0, node);
@@ -85,12 +86,12 @@ bool is_view(const Node& node) {
 }
 
 /// The nodes of a graph in the order of forward.
-std::vector<std::shared_ptr<Node>> nodes_of(const at::Tensor& loss) {
-  std::vector<std::shared_ptr<Node>> nodes;
+std::vector<NodePointer<Node>> nodes_of(const at::Tensor& loss) {
+  std::vector<NodePointer<Node>> nodes;
   if (loss.grad_fn()) nodes.push_back(loss.grad_fn());
   std::unordered_set<const Node*> seen;
   for (size_t i = 0; i < nodes.size(); ++i) {
-    const std::shared_ptr<Node> node = nodes[i];
+    const NodePointer<Node> node = nodes[i];
     for (const torch::autograd::Edge& edge : node->next_edges()) {
       if (edge.function && seen.insert(edge.function.get()).second) nodes.push_back(edge.function);
     }
@@ -109,7 +110,7 @@ class Search {
 
   std::string in(const at::Tensor& loss) {
     std::string last;  // the last operation whose kept values are finite
-    for (const std::shared_ptr<Node>& node : nodes_of(loss)) {
+    for (const NodePointer<Node>& node : nodes_of(loss)) {
       const std::string owner = owner_of(*node);
       if (!owner.empty()) last_owner_ = owner;
       reached_[node.get()] = last_owner_;
@@ -140,7 +141,7 @@ class Search {
   }
 
   std::string report(const Node& node, const std::string& owner, const at::Tensor& value, const char* problem) const {
-    std::shared_ptr<Node> producer = value.grad_fn();
+    NodePointer<Node> producer = value.grad_fn();
     while (producer && is_view(*producer) && producer->next_edge(0).function) {
       producer = producer->next_edge(0).function;
     }

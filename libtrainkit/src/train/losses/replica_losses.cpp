@@ -1,13 +1,13 @@
 #include "train/losses/replica_losses.h"
 
 #include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <chrono>
 #include <memory>
 #include <utility>
 
+#include "core/libtorch/autograd_nodes.h"
 #include "distributed/batch_norm/batch_norm_hooks.h"
 #include "train/losses/counted_rows.h"
 #include "train/losses/loss_weights.h"
@@ -53,7 +53,7 @@ at::Tensor zero_loss(const torch::nn::Module& module, const at::Tensor& loss, bo
     const auto* norm = part->as<SyncBatchNormImpl>();
     if (!norm) continue;
     for (const auto& recorded : BatchNormHooks::nodes(*norm)) {
-      std::shared_ptr<torch::autograd::Node> node = recorded.lock();
+      NodePointer<torch::autograd::Node> node = recorded.lock();
       if (!node) return loss * 0;  // within an activation checkpoint
       to.emplace_back(std::move(node), 0);
     }
@@ -63,8 +63,7 @@ at::Tensor zero_loss(const torch::nn::Module& module, const at::Tensor& loss, bo
   }
   if (to.empty()) return {};
   at::Tensor zero = at::zeros({}, loss.options());
-  torch::autograd::create_gradient_edge(
-      zero, std::shared_ptr<ZeroRoot>(new ZeroRoot(std::move(to)), torch::autograd::deleteNode));
+  torch::autograd::create_gradient_edge(zero, make_node<ZeroRoot>(std::move(to)));
   return zero;
 }
 
