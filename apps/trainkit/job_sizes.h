@@ -17,9 +17,10 @@ struct JobCost {
   double memory, disk;
 };
 
-inline constexpr std::array<JobCost, 5> kJobCosts = {{
+inline constexpr std::array<JobCost, 6> kJobCosts = {{
     {"parameter", 16, 12},    // float32: weight, gradient, two moments of AdamW; a checkpoint without the gradient
     {"scene value", 5.2, 0},  // a band of a pixel in float32, 1.3 times: in training
+    {"event", 130, 12},       // an interaction of the recommender: read, split, and ranked; a line of split.tsv
     {"character", 0, 1},      // of a text with at most 256 characters
     {"GPT-2 token", 0, 2},    // mapped: pages are dropped when memory is short
     {"record", 0, 300},       // of metrics.jsonl

@@ -113,10 +113,12 @@ def page_problems(root, published):
         r"^\| ([^|]+) \| ([\d.]+) \| ([\d.]+) \|", (root / "docs/job-size.md").read_text(), re.M)}
     if costs != page:
         yield f"docs/job-size.md says {page}, apps/trainkit/job_sizes.h {costs}"
-    row = published["scene"]  # MB of memory for MiB of a scene of 4 bytes per value
-    measured = 4 * (row["peak_mb"][-1] - row["peak_mb"][0]) / (row["sizes"][-1] - row["sizes"][0])
-    if not measured <= costs["scene value"][0] <= 1.5 * measured:
-        yield f"a scene value takes {measured:.2f} bytes, docs/job-size.md says {costs['scene value'][0]:g}"
+    for unit, name, scale in (("scene value", "scene", 4), ("event", "reading", 1 << 20)):
+        # MB of memory for MiB of values of 4 bytes, and for events.
+        row = published[name]
+        measured = scale * (row["peak_mb"][-1] - row["peak_mb"][0]) / (row["sizes"][-1] - row["sizes"][0])
+        if not measured <= costs[unit][0] <= 1.5 * measured:
+            yield f"a unit of {unit} takes {measured:.2f} bytes, docs/job-size.md says {costs[unit][0]:g}"
 
 
 def main():
