@@ -4,7 +4,7 @@
 
 #include <string_view>
 
-#include "trainkit/core/format.h"
+#include "trainkit/app/job_sizes.h"
 
 namespace trainkit::tool {
 namespace {

@@ -1,32 +1,13 @@
 #pragma once
-/// Bytes per unit of a large job, and how large a job fits a machine.
+/// Says how large a job fits a machine.
 
-#include <array>
 #include <cstdint>
 
 #include "trainkit/findings.h"
 
 namespace trainkit::tool {
 
-/// What a unit of a job takes. docs/job-size.md has the same table, and bench/growth/run.py compares both with the
-/// measured rows.
-struct JobCost {
-  /// Row of the table.
-  const char* unit;
-  /// Bytes of memory and of the output disk.
-  double memory, disk;
-};
-
-inline constexpr std::array<JobCost, 6> kJobCosts = {{
-    {"parameter", 16, 12},    // float32: weight, gradient, two moments of AdamW; a checkpoint without the gradient
-    {"scene value", 5.2, 0},  // a band of a pixel in float32, 1.3 times: in training
-    {"event", 130, 12},       // an interaction of the recommender: read, split, and ranked; a line of split.tsv
-    {"character", 0, 1},      // of a text with at most 256 characters
-    {"GPT-2 token", 0, 2},    // mapped: pages are dropped when memory is short
-    {"record", 0, 300},       // of metrics.jsonl
-}};
-
-/// Adds the sizes of jobs that fit into `memory` and `disk` bytes; a negative number is unknown.
+/// Adds the sizes of jobs that fit into `memory` and `disk` bytes, by kJobCosts; a negative number is unknown.
 void add_job_sizes(Findings& findings, int64_t memory, int64_t disk);
 
 }  // namespace trainkit::tool

@@ -107,12 +107,13 @@ def line_of(name, row, sizes, values, published):
 
 def page_problems(root, published):
     """The numbers of docs/job-size.md are those of the tool, and those that are measured are at most 1.5 times too large."""
+    header = "libtrainkit/include/trainkit/app/job_sizes.h"
     costs = {unit: [float(memory), float(disk)] for unit, memory, disk in re.findall(
-        r'\{"([^"]+)", ([\d.]+), ([\d.]+)\}', (root / "apps/trainkit/job_sizes.h").read_text())}
+        r'\{"([^"]+)", ([\d.]+), ([\d.]+)\}', (root / header).read_text())}
     page = {unit: [float(memory), float(disk)] for unit, memory, disk in re.findall(
         r"^\| ([^|]+) \| ([\d.]+) \| ([\d.]+) \|", (root / "docs/job-size.md").read_text(), re.M)}
     if costs != page:
-        yield f"docs/job-size.md says {page}, apps/trainkit/job_sizes.h {costs}"
+        yield f"docs/job-size.md says {page}, {header} {costs}"
     for unit, name, scale in (("scene value", "scene", 4), ("event", "reading", 1 << 20)):
         # MB of memory for MiB of values of 4 bytes, and for events.
         row = published[name]

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "trainkit/app/job_sizes.h"
 #include "trainkit/core/format.h"
 
 namespace trainkit::detail {
@@ -46,6 +47,13 @@ std::string time_line(const MemoryPlan& memory) {
                      memory.plan.devices == 1 ? "" : ", without all-reduce of gradients");
 }
 
+/// Returns how many parameters fit into `bytes`; see kJobCosts.
+std::string largest_model(int64_t bytes) {
+  const JobCost& parameter = kJobCosts.front();
+  return fmt::format("at {:g} bytes per parameter (AdamW, float32) it holds {} parameters without activations\n",
+                     parameter.memory, format_count(static_cast<double>(bytes) / parameter.memory));
+}
+
 }  // namespace
 
 nlohmann::ordered_json guide_json(const PlanExample& example, const MemoryPlan& memory) {
@@ -85,6 +93,7 @@ std::string plan_table(const PlanExample& example, const MemoryPlan& memory, boo
     add("reserve", memory.options.reserve_bytes, "   allowance for driver, cuBLAS and cuDNN");
   }
   add("a device has", memory.options.device_bytes, assumes_memory ? "   assumed; override with --gpu_memory" : "");
+  if (memory.options.device_bytes > 0) text += largest_model(memory.options.device_bytes);
   text +=
       fmt::format("checked with {} rows: relative error {:.2f}%\n", memory.check_batch_size, 100 * memory.check_error);
   return text + guide_table(example, memory);
