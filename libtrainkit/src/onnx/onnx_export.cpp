@@ -6,11 +6,11 @@
 #include <set>
 #include <utility>
 
-#include "trainkit/core/evaluation_mode.h"
 #include "onnx/onnx_builder.h"
 #include "onnx/onnx_file.h"
 #include "onnx/onnx_trace.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/evaluation_mode.h"
 #include "trainkit/onnx/onnx.h"
 
 namespace trainkit {

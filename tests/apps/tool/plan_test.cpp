@@ -82,9 +82,9 @@ TEST_CASE("plan predicts the memory of absent devices and the batch that fits", 
   const Ended table = plan(place, {"--app", "transformer", "--preset", "shakespeare_char_cpu", "--gpu_memory", "2GiB"});
   INFO(table.output << table.errors);
   CHECK(table.code == 0);
-  for (const char* text : {"rows per device x 1 device x 1 accumulated", "weights", "optimizer", "activations",
-                           "reserved", "a device has       2.00 GiB",
-                           "at 16 bytes per parameter (AdamW, float32) it holds 134M parameters"}) {
+  for (const char* text :
+       {"rows per device x 1 device x 1 accumulated", "weights", "optimizer", "activations", "reserved",
+        "a device has       2.00 GiB", "at 16 bytes per parameter (AdamW, float32) it holds 134M parameters"}) {
     CHECK(table.output.find(text) != std::string::npos);
   }
 }

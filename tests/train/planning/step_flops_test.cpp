@@ -58,12 +58,11 @@ TEST_CASE("Operations of other threads are not counted") {
 }
 
 TEST_CASE("A step that reads values after an operation has each operation counted once") {
-  const StepRecipe recipe =
-      recipe_of([] { return torch::nn::Linear(8, 4).ptr(); }, torch::rand({16, 8}),
-                [](torch::nn::Module& model, const at::Tensor& x) {
-                  const at::Tensor y = model.as<torch::nn::Linear>()->forward(x);
-                  return y.sum().item<float>() == 12345 ? y * 2 : y;
-                });
+  const StepRecipe recipe = recipe_of([] { return torch::nn::Linear(8, 4).ptr(); }, torch::rand({16, 8}),
+                                      [](torch::nn::Module& model, const at::Tensor& x) {
+                                        const at::Tensor y = model.as<torch::nn::Linear>()->forward(x);
+                                        return y.sum().item<float>() == 12345 ? y * 2 : y;
+                                      });
   CHECK(count_step_flops(recipe, 16).value() == 16.0 * 2 * 2 * 8 * 4);
 }
 

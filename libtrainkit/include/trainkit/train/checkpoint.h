@@ -237,9 +237,9 @@ absl::Status save_torch_optimizer(const Fs& fs, const std::string& path, const O
 /// Loads exp_avg, exp_avg_sq and step of every parameter. Learning rate, betas and other settings of the optimizer do
 /// not change.
 ///
-/// The file contains the state_dict() of Python's Adam, AdamW or SparseAdam, alone, in a checkpoint, or in Lightning's list
-/// "optimizer_states"; of several optimizers, the one under the key "optimizer", "optimizer_state_dict" or "optim".
-/// Parameters are identified by names as above, or by the "param_names" that an optimizer built from
+/// The file contains the state_dict() of Python's Adam, AdamW or SparseAdam, alone, in a checkpoint, or in Lightning's
+/// list "optimizer_states"; of several optimizers, the one under the key "optimizer", "optimizer_state_dict" or
+/// "optim". Parameters are identified by names as above, or by the "param_names" that an optimizer built from
 /// model.named_parameters() saves (PyTorch 2.6 and later). Prefixes of wrappers are removed as in load_weights. Numbers
 /// without names are an error, since they depend on the order in which the Python program passed the parameters. A
 /// parameter in "param_groups" without a state never had a gradient: its state becomes 0, as in a new optimizer.

@@ -8,7 +8,8 @@
 namespace trainkit::detail {
 
 absl::Status LateLibrary::load() {
-  if (handle_) return absl::OkStatus();  // without the lock, which another thread may hold where this process was forked
+  // Without the lock, which another thread may hold where this process was forked.
+  if (handle_) return absl::OkStatus();
   const std::lock_guard lock(mutex_);
   if (!handle_) handle_ = dlopen(file_, RTLD_LAZY | RTLD_LOCAL);
   if (handle_) return absl::OkStatus();

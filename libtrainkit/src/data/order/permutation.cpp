@@ -5,8 +5,8 @@
 #include <limits>
 #include <numeric>
 
-#include "trainkit/core/vectorized.h"
 #include "trainkit/core/random.h"
+#include "trainkit/core/vectorized.h"
 
 namespace trainkit {
 namespace {

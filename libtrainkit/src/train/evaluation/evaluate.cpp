@@ -14,12 +14,12 @@
 #include <string>
 #include <vector>
 
-#include "trainkit/core/evaluation_mode.h"
 #include "train/losses/counted_rows.h"
 #include "train/losses/rank_means.h"
 #include "train/losses/user_mistakes.h"
 #include "train/losses/with_precision.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/evaluation_mode.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit {

@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "core/base/user_exception.h"
-#include "trainkit/core/evaluation_mode.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/evaluation_mode.h"
 #include "trainkit/core/format.h"
 #include "trainkit/core/status.h"
 
