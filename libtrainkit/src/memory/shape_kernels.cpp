@@ -16,6 +16,8 @@
 #include <tuple>
 #include <vector>
 
+#include "core/device/gpu_operations.h"
+
 namespace trainkit::detail {
 namespace {
 
@@ -149,7 +151,11 @@ at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const 
 
 Three convolution_backward(const at::Tensor& gradient, const at::Tensor& input, const at::Tensor& weight,
                            at::OptionalIntArrayRef, Sizes, Sizes, Sizes, bool, Sizes, int64_t, Wanted wanted) {
-  const auto like = [&](const at::Tensor& x) { return at::empty(x.sizes(), x.options(), format_of(input, weight)); };
+  // oneDNN gives the gradient of the weight the layout of the input, from which autograd makes a copy.
+  const bool is_gpu = GpuOperations::wanted();
+  const auto like = [&](const at::Tensor& x) {
+    return at::empty(x.sizes(), x.options(), is_gpu ? x.suggest_memory_format() : format_of(input, weight));
+  };
   const at::Tensor dx = wanted[0] ? like(input) : at::Tensor(), d_weight = wanted[1] ? like(weight) : at::Tensor();
   return {dx, d_weight, wanted[2] ? empty({gradient.size(1)}, weight) : at::Tensor()};
 }

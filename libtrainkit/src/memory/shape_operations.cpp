@@ -38,7 +38,8 @@ namespace {
 // Not noticed are reads through data_ptr() and accessors, which find zeros.
 //
 // Elementwise operations on the CPU convert inputs of different dtypes in temporary tensors, which the meta device does
-// not have; run_shapes allocates them.
+// not have, and means of 16-bit numbers convert theirs to float32; run_shapes allocates them. Which copies a 16-bit
+// convolution on the CPU makes depends on the processor, for which oneDNN chooses the layout: it is refused too.
 
 using torch::jit::Stack;
 
@@ -57,7 +58,7 @@ enum class Way {
 
 struct Operation {
   Way way = Way::kRun;
-  bool is_pointwise = false, is_random = false, is_zero = false;
+  bool is_pointwise = false, is_random = false, is_zero = false, is_mean = false, is_convolution = false;
   /// Arguments whose values are not read: results of out=, and `self` of operations that overwrite it.
   std::vector<bool> overwritten = {};
   std::vector<size_t> written = {};
@@ -93,6 +94,10 @@ bool draws(std::string_view name) {
   return std::find(kNames.begin(), kNames.end(), name) != kNames.end();
 }
 
+bool is_16_bit(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kBFloat16 || tensor.scalar_type() == at::kHalf;
+}
+
 bool overwrites_self(std::string_view name) {
   return draws(name) || name == "aten::zero_" || name == "aten::fill_" || name == "aten::copy_" ||
          name == "aten::random_";
@@ -103,7 +108,9 @@ Operation description_of(const c10::OperatorHandle& op) {
   Operation operation{.way = way_of(op),
                       .is_pointwise = op.hasTag(at::Tag::pointwise),
                       .is_random = draws(name),
-                      .is_zero = name == "aten::zero_"};
+                      .is_zero = name == "aten::zero_",
+                      .is_mean = name == "aten::mean",
+                      .is_convolution = name.starts_with("aten::convolution")};
   const auto& arguments = op.schema().arguments();
   for (size_t i = 0; i < arguments.size(); ++i) {
     const bool is_written = arguments[i].alias_info() && arguments[i].alias_info()->isWrite();
@@ -225,10 +232,15 @@ class MetaCall {
   bool supported_ = true;
 };
 
-/// Allocates the temporary tensors of an elementwise operation on the CPU: inputs in the dtype that it computes in.
+/// Allocates the temporary tensors of an elementwise operation or a mean on the CPU: inputs in the dtype that it
+/// computes in.
 std::vector<at::Tensor> converted_inputs(const Operation& operation, const MetaCall& call) {
   std::vector<at::Tensor> converted;
-  if (!operation.is_pointwise || GpuOperations::wanted()) return converted;
+  if (GpuOperations::wanted() || call.tensors().empty()) return converted;
+  if (const at::Tensor& first = call.tensors().front().first; operation.is_mean && is_16_bit(first)) {
+    converted.emplace_back(at::detail::empty_cpu(first.sizes(), first.options().dtype(at::kFloat)));
+  }
+  if (!operation.is_pointwise) return converted;
   at::native::ResultTypeState state;
   for (const auto& [tensor, meta] : call.tensors()) state = at::native::update_result_type_state(tensor, state);
   const at::ScalarType common = at::native::result_type(state);
@@ -294,11 +306,19 @@ bool is_plainly_answered(const c10::OperatorHandle& op, const Stack& stack) {
          (a.const_data_ptr() == b.const_data_ptr() && a.strides() == b.strides() && a.dtype() == b.dtype());
 }
 
+const at::Tensor& first_of(const c10::OperatorHandle& op, const Stack& stack) {
+  return stack[stack.size() - op.schema().arguments().size()].toTensor();
+}
+
 /// See Note [Shapes without values].
 void run_shapes(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const Operation& operation = operation_of(op);
   if (operation.way == Way::kRun || !recorder_of_thread) return run(op, keys, stack);
   if (operation.way == Way::kCopy) return copy(operation, op, keys, stack);
+  if (operation.is_convolution && is_16_bit(first_of(op, *stack)) && !GpuOperations::wanted()) {
+    values_were_read = true;
+    TORCH_CHECK_NOT_IMPLEMENTED(false, op.operator_name().name, " in 16 bits allocates what the processor needs");
+  }
   if (operation.way == Way::kShapes) return run_meta(operation, op, keys, stack);
   const bool known =
       are_known(operation, torch::jit::last(*stack, op.schema().arguments().size())) || is_plainly_answered(op, *stack);

@@ -341,10 +341,10 @@ absl::StatusOr<MemoryPlan> plan_memory(const ConfigParser& parser, RunOptions& r
     const auto computed_seconds = std::make_shared<double>(0);
     TRAINKIT_ASSIGN_OR_RETURN(memory, plan_here(run, recipe, placement, options, computed_seconds));
     if (*computed_seconds > 1) {
-      placement.warnings.push_back(
-          fmt::format("the memory plan took {:.3g} s: the step reads values of its tensors, as item() does, so it was "
-                      "computed; --no-plan_memory skips the plan",
-                      *computed_seconds));
+      placement.warnings.push_back(fmt::format(
+          "the memory plan took {:.3g} s: the step reads values of its tensors, as item() does, or has 16-bit "
+          "convolutions on the CPU, so it was computed; --no-plan_memory skips the plan",
+          *computed_seconds));
     }
     if (run.batch_size.is_auto() && memory.known() && !memory.plan.fits) return nothing_fits(memory);
     TRAINKIT_RETURN_IF_ERROR(check_host_memory(machine, placement, memory));
