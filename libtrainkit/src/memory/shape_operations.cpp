@@ -208,27 +208,27 @@ class MetaCall {
 
   /// Returns the argument that a result is; undefined if it is new.
   at::Tensor argument_of(const at::Tensor& result) const {
-    for (const auto& [real, meta] : tensors_) {
-      if (meta.is_same(result)) return real;
-    }
-    return {};
+    const auto found = of_meta_.find(result.unsafeGetTensorImpl());
+    return found == of_meta_.end() ? at::Tensor() : tensors_[found->second].first;
   }
 
  private:
   at::Tensor meta_of(const at::Tensor& tensor) {
-    for (const auto& [real, meta] : tensors_) {
-      if (real.is_same(tensor)) return meta;
-    }
+    const auto known = of_real_.find(tensor.unsafeGetTensorImpl());
+    if (known != of_real_.end()) return tensors_[known->second].second;
     supported_ = supported_ && tensor.is_cpu() && tensor.layout() == at::kStrided && !tensor.is_quantized();
     if (!supported_) return tensor;
     at::Tensor meta = at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type());
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) meta.unsafeGetTensorImpl()->set_wrapped_number(true);
+    of_real_.emplace(tensor.unsafeGetTensorImpl(), tensors_.size());
+    of_meta_.emplace(meta.unsafeGetTensorImpl(), tensors_.size());
     tensors_.emplace_back(tensor, meta);
     return meta;
   }
 
   Stack stack_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> tensors_;  // real, meta
+  std::vector<std::pair<at::Tensor, at::Tensor>> tensors_;                // real, meta
+  std::unordered_map<const c10::TensorImpl*, size_t> of_real_, of_meta_;  // their places: lists may have many tensors
   bool supported_ = true;
 };
 

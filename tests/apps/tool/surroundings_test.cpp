@@ -104,7 +104,12 @@ TEST_CASE("A step that needs more memory than the machine has is out of memory, 
 }
 
 TEST_CASE("A model that the machine has no memory for is out of memory, not killed") {
-  const Run run("", "--device cpu", "", "--hidden_dim 262144 --n_layers 2");
+  const std::string model = "--hidden_dim 65536 --n_layers 2";
+  const Run planned("", "--device cpu", "", model);
+  INFO(planned.errors);
+  CHECK(planned.code == 7);
+  CHECK_THAT(planned.errors, Catch::Contains("error[memory.plan] batch_size: a step of 4 rows needs more memory"));
+  const Run run("", "--device cpu --no-plan_memory", "", model);
   INFO(run.errors);
   CHECK(run.code == 7);
   CHECK_THAT(run.errors, Catch::Contains("not enough memory on this machine"));
