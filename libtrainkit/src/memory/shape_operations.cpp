@@ -44,7 +44,7 @@ namespace {
 using torch::jit::Stack;
 
 thread_local MemoryRecorder* recorder_of_thread = nullptr;
-thread_local bool values_were_read = false;
+thread_local bool has_refused = false;
 
 constexpr int64_t kFew = 4096;  // random numbers that are drawn
 
@@ -92,10 +92,6 @@ bool draws(std::string_view name) {
                                                       "aten::bernoulli_",  "aten::exponential_",
                                                       "aten::log_normal_", "aten::native_dropout"};
   return std::find(kNames.begin(), kNames.end(), name) != kNames.end();
-}
-
-bool is_16_bit(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kBFloat16 || tensor.scalar_type() == at::kHalf;
 }
 
 bool overwrites_self(std::string_view name) {
@@ -237,7 +233,8 @@ class MetaCall {
 std::vector<at::Tensor> converted_inputs(const Operation& operation, const MetaCall& call) {
   std::vector<at::Tensor> converted;
   if (GpuOperations::wanted() || call.tensors().empty()) return converted;
-  if (const at::Tensor& first = call.tensors().front().first; operation.is_mean && is_16_bit(first)) {
+  if (const at::Tensor& first = call.tensors().front().first;
+      operation.is_mean && at::isReducedFloatingType(first.scalar_type())) {
     converted.emplace_back(at::detail::empty_cpu(first.sizes(), first.options().dtype(at::kFloat)));
   }
   if (!operation.is_pointwise) return converted;
@@ -306,8 +303,15 @@ bool is_plainly_answered(const c10::OperatorHandle& op, const Stack& stack) {
          (a.const_data_ptr() == b.const_data_ptr() && a.strides() == b.strides() && a.dtype() == b.dtype());
 }
 
-const at::Tensor& first_of(const c10::OperatorHandle& op, const Stack& stack) {
-  return stack[stack.size() - op.schema().arguments().size()].toTensor();
+/// Returns whether the copies that a convolution makes depend on the processor.
+bool has_unknown_copies(const Operation& operation, const c10::OperatorHandle& op, const Stack& stack) {
+  if (!operation.is_convolution || GpuOperations::wanted()) return false;
+  return at::isReducedFloatingType(torch::jit::last(stack, op.schema().arguments().size())[0].toTensor().scalar_type());
+}
+
+[[noreturn]] void refuse(const c10::OperatorHandle& op, const char* why) {
+  has_refused = true;
+  TORCH_CHECK_NOT_IMPLEMENTED(false, op.operator_name().name, why);
 }
 
 /// See Note [Shapes without values].
@@ -315,16 +319,12 @@ void run_shapes(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* 
   const Operation& operation = operation_of(op);
   if (operation.way == Way::kRun || !recorder_of_thread) return run(op, keys, stack);
   if (operation.way == Way::kCopy) return copy(operation, op, keys, stack);
-  if (operation.is_convolution && is_16_bit(first_of(op, *stack)) && !GpuOperations::wanted()) {
-    values_were_read = true;
-    TORCH_CHECK_NOT_IMPLEMENTED(false, op.operator_name().name, " in 16 bits allocates what the processor needs");
-  }
+  if (has_unknown_copies(operation, op, *stack)) refuse(op, " in 16 bits makes copies that depend on the processor");
   if (operation.way == Way::kShapes) return run_meta(operation, op, keys, stack);
   const bool known =
       are_known(operation, torch::jit::last(*stack, op.schema().arguments().size())) || is_plainly_answered(op, *stack);
   if (operation.way == Way::kKernel) return run_kernel(operation, op, keys, stack, known);
-  if (!known) values_were_read = true;
-  TORCH_CHECK_NOT_IMPLEMENTED(known, op.operator_name().name, " reads values that a memory plan does not compute");
+  if (!known) refuse(op, " reads values that a memory plan does not compute");
   run(op, keys, stack);
 }
 
@@ -340,11 +340,11 @@ ShapesOnly::ShapesOnly(MemoryRecorder& recorder) : guard_(kShapesKey) {
   static const bool is_registered = (register_functions(), true);
   static_cast<void>(is_registered);
   recorder_of_thread = &recorder;
-  values_were_read = false;
+  has_refused = false;
 }
 
 ShapesOnly::~ShapesOnly() { recorder_of_thread = nullptr; }
 
-bool ShapesOnly::were_values_read() { return values_were_read; }
+bool ShapesOnly::was_refused() { return has_refused; }
 
 }  // namespace trainkit::detail

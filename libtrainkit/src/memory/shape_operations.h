@@ -19,9 +19,9 @@ class ShapesOnly {
   ShapesOnly(const ShapesOnly&) = delete;
   ShapesOnly& operator=(const ShapesOnly&) = delete;
 
-  /// Returns whether an operation was refused because it reads a value that was not computed (item(), nonzero()). It
-  /// has thrown c10::NotImplementedError.
-  static bool were_values_read();
+  /// Returns whether an operation was refused, and so has thrown c10::NotImplementedError: one that reads a value that
+  /// was not computed (item(), nonzero()), or a 16-bit convolution on the CPU.
+  static bool was_refused();
 
  private:
   c10::impl::IncludeDispatchKeyGuard guard_;

@@ -59,7 +59,8 @@ struct MemoryTrace {
   std::vector<Block> blocks;
   /// Events in order: i + 1 allocates block i, -(i + 1) frees it, kEmptyCache empties the cache.
   std::vector<int32_t> events;
-  /// Whether the work was computed, because it reads values. Otherwise only its shapes were.
+  /// Whether the work was computed, because it reads values or has 16-bit convolutions on the CPU. Otherwise only its
+  /// shapes were.
   bool is_computed = false;
 
   /// Largest number of live bytes, as requested, and their classes at that moment (the first one).

@@ -233,8 +233,8 @@ bool is_steady_state(const TrainStep& step) { return !step.uses_graphs() || step
 
 // Note [Recording a step]
 // ~~~~~~~~~~~~~~~~~~~~~~~
-// Nothing is computed (Note [Shapes without values]), unless the step reads values for its control flow or for sizes:
-// it is then recorded again, with real values.
+// Nothing is computed (Note [Shapes without values]), unless an operation is refused, since it reads values for control
+// flow or sizes or makes copies that depend on the processor: the step is then recorded again, with real values.
 //
 // A step on the CPU allocates the same tensors as one on a GPU, so its allocations predict the GPU's memory. The
 // recording imitates the differences, in the order in which they occur in a run:
@@ -322,7 +322,7 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
   const detail::GpuOperations operations(recipe.for_gpu, recipe.has_gpu_kernels);
   TRAINKIT_ASSIGN_OR_RETURN(const Batch rows, read_batch(recipe.dataset, batch_size));
   auto trace = record(recipe, rows, micro_batches, /*computes=*/false);
-  if (!detail::ShapesOnly::were_values_read()) return trace;
+  if (!detail::ShapesOnly::was_refused()) return trace;
   trace = record(recipe, rows, micro_batches, /*computes=*/true);
   if (trace.ok()) trace->is_computed = true;
   return trace;
