@@ -6,6 +6,7 @@
 #include <future>
 #include <set>
 #include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "distributed/agreement/step_consensus.h"
 #include "distributed/group/failure_detector.h"
@@ -101,6 +102,26 @@ TEST_CASE("A rank that leaves tells the waiting ranks its reason", "[distributed
                                          " left: the disk is full at step 7 in allreduce(test) after "));
     }
   }
+}
+
+TEST_CASE("A rank has the verdict before it counts as a reader of it", "[distributed][process_group]") {
+  // The host of the store ends it as soon as all ranks count.
+  struct CountedStore : c10d::HashStore {
+    std::promise<bool> had_verdict;
+    const trainkit::detail::FailureDetector* detector = nullptr;
+    int64_t add(const std::string& key, int64_t value) override {
+      if (key == "verdict_seen" && value == 1) had_verdict.set_value(detector->has_verdict());
+      return HashStore::add(key, value);
+    }
+  };
+  const auto store = c10::make_intrusive<CountedStore>();
+  trainkit::detail::FailureDetector detector(store, 1, 2);
+  store->detector = &detector;
+  store->set("verdict", std::string("rank 0 left: the disk is full"));
+  store->set("call/1", std::string("answer"));
+  auto had_verdict = store->had_verdict.get_future();
+  REQUIRE(had_verdict.wait_for(std::chrono::seconds(20)) == std::future_status::ready);
+  CHECK(had_verdict.get());
 }
 
 TEST_CASE("A rank that meets the others only to leave tells those that still connect its reason",

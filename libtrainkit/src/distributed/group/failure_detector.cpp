@@ -197,9 +197,11 @@ void FailureDetector::State::answer(c10d::Store& own_store, const std::string& c
     }
     if (own_store.check({"verdict"})) {
       std::string found = own_store.get_to_str("verdict");
-      own_store.add("verdict_seen", 1);
-      const std::lock_guard lock(mutex);
-      verdict = std::move(found);
+      {
+        const std::lock_guard lock(mutex);
+        verdict = std::move(found);
+      }
+      own_store.add("verdict_seen", 1);  // the store may end now
       return;
     }
     std::this_thread::sleep_for(kPoll);
