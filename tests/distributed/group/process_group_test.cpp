@@ -117,8 +117,9 @@ TEST_CASE("A rank has the verdict before it counts as a reader of it", "[distrib
   const auto store = c10::make_intrusive<CountedStore>();
   trainkit::detail::FailureDetector detector(store, 1, 2);
   store->detector = &detector;
-  store->set("verdict", std::string("rank 0 left: the disk is full"));
-  store->set("call/1", std::string("answer"));
+  c10d::Store& of_all = *store;
+  of_all.set("verdict", std::string("rank 0 left: the disk is full"));
+  of_all.set("call/1", std::string("answer"));
   auto had_verdict = store->had_verdict.get_future();
   REQUIRE(had_verdict.wait_for(std::chrono::seconds(20)) == std::future_status::ready);
   CHECK(had_verdict.get());
