@@ -224,7 +224,13 @@ std::vector<std::string> write_scene(int64_t size, const std::string& folder) {
   truth.slice(0, 0, std::nullopt, step)
       .copy_(at::arange(truth.slice(0, 0, std::nullopt, step).size(0)).remainder(4) + 1);
   require(write_npy(folder + "/gt.npy", truth.view({height, kWidth})));
-  require(write_npy(folder + "/cube.npy", at::rand({height, kWidth, kBands})));
+  // By rows: the peak memory of a program that is started includes that of the process that starts it.
+  require(write_npy(folder + "/cube.npy", at::kFloat, {height, kWidth, kBands}, [&](const AppendElements& append) {
+    for (int64_t row = 0; row < height; ++row) {
+      if (const absl::Status status = append(at::rand({kWidth, kBands})); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }));
   return {"--cube",
           folder + "/cube.npy",
           "--gt",

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -11,9 +10,9 @@
 #include <unordered_map>
 
 #include "core/base/utf8.h"
-#include "core/machine/parallel.h"
 #include "text/gpt2_split.h"
 #include "text/gpt2_vocabulary.h"
+#include "text/in_order.h"
 #include "text/token_buffer.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/random.h"
@@ -28,7 +27,7 @@ constexpr uint32_t kNoRank = ~uint32_t{0};
 constexpr size_t kLongPiece = 128;             // longer pieces are faster with the queue than with the scan
 constexpr size_t kMaxPiece = size_t{4} << 20;  // limits the memory for merging
 constexpr size_t kMaxCachedPieces = size_t{1} << 18;
-/// Threads encode parts of about this size. A thread has at most kPartsPerThread of them at a time.
+/// Threads encode parts of about this size, at most kPartsPerThread for each ahead of what is passed on.
 constexpr size_t kPartBytes = size_t{1} << 16;
 constexpr int64_t kPartsPerThread = 16;
 
@@ -81,24 +80,19 @@ class Gpt2Tokenizer::Impl {
                       const TokenizeProgress& progress) const {
     const int64_t threads = text.size() > kPartBytes ? at::get_num_threads() : 1;
     std::vector<Cache> caches(static_cast<size_t>(threads));
-    std::vector<Part> parts(static_cast<size_t>(threads == 1 ? 1 : threads * kPartsPerThread));
     size_t at = 0;
-    do {
-      size_t count = 0;
-      for (; count < parts.size() && (at < text.size() || count == 0); ++count) {
-        parts[count].begin = at;
-        parts[count].end = at = end_of_part(text, ends, at);
-      }
-      std::atomic<size_t> next = 0;
-      detail::parallel_for(0, threads, 1, [&](int64_t first, int64_t last) {
-        for (int64_t thread = first; thread < last; ++thread) {
-          for (size_t i = next++; i < count; i = next++)
-            encode_part(text, ends, parts[i], caches[static_cast<size_t>(thread)]);
-        }
-      });
-      for (size_t i = 0; i < count; ++i) TRAINKIT_RETURN_IF_ERROR(pass_on(parts[i], text.size(), sink, progress));
-    } while (at < text.size());
-    return absl::OkStatus();
+    bool has_begun = false;  // a text without bytes has one part
+    return detail::run_in_order<Part>(
+        threads, static_cast<size_t>(threads == 1 ? 1 : threads * kPartsPerThread),
+        [&](Part& part) {
+          if (at == text.size() && has_begun) return false;
+          has_begun = true;
+          part.begin = at;
+          part.end = at = end_of_part(text, ends, at);
+          return true;
+        },
+        [&](Part& part, int64_t thread) { encode_part(text, ends, part, caches[static_cast<size_t>(thread)]); },
+        [&](const Part& part) { return pass_on(part, text.size(), sink, progress); });
   }
 
  private:
