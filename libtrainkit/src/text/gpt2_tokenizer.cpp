@@ -13,6 +13,7 @@
 #include "text/gpt2_split.h"
 #include "text/gpt2_vocabulary.h"
 #include "text/in_order.h"
+#include "text/piece_cache.h"
 #include "text/token_buffer.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/random.h"
@@ -26,7 +27,6 @@ namespace {
 constexpr uint32_t kNoRank = ~uint32_t{0};
 constexpr size_t kLongPiece = 128;             // longer pieces are faster with the queue than with the scan
 constexpr size_t kMaxPiece = size_t{4} << 20;  // limits the memory for merging
-constexpr size_t kMaxCachedPieces = size_t{1} << 18;
 /// Threads encode parts of about this size, at most kPartsPerThread for each ahead of what is passed on.
 constexpr size_t kPartBytes = size_t{1} << 16;
 constexpr int64_t kPartsPerThread = 16;
@@ -79,7 +79,7 @@ class Gpt2Tokenizer::Impl {
   absl::Status encode(std::string_view text, std::span<const int64_t> ends, const TokenSink& sink,
                       const TokenizeProgress& progress) const {
     const int64_t threads = text.size() > kPartBytes ? at::get_num_threads() : 1;
-    std::vector<Cache> caches(static_cast<size_t>(threads));
+    detail::PieceCache cache(text.size());
     size_t at = 0;
     bool has_begun = false;  // a text without bytes has one part
     return detail::run_in_order<Part>(
@@ -91,21 +91,11 @@ class Gpt2Tokenizer::Impl {
           part.end = at = end_of_part(text, ends, at);
           return true;
         },
-        [&](Part& part, int64_t thread) { encode_part(text, ends, part, caches[static_cast<size_t>(thread)]); },
+        [&](Part& part, int64_t) { encode_part(text, ends, part, cache); },
         [&](const Part& part) { return pass_on(part, text.size(), sink, progress); });
   }
 
  private:
-  /// Cache of encoded pieces for one thread, because words repeat. Keys are views of the text.
-  struct Cache {
-    struct Place {
-      size_t begin;
-      size_t count;
-    };
-    std::unordered_map<std::string_view, Place> places;
-    std::vector<TokenId> tokens;
-  };
-
   /// text[begin, end) and its tokens up to an error.
   struct Part {
     size_t begin = 0, end = 0;
@@ -131,7 +121,7 @@ class Gpt2Tokenizer::Impl {
     return detail::find_cut(text, wanted, end - 1, special).value_or(end);
   }
 
-  void encode_part(std::string_view text, std::span<const int64_t> ends, Part& part, Cache& cache) const {
+  void encode_part(std::string_view text, std::span<const int64_t> ends, Part& part, detail::PieceCache& cache) const {
     part.tokens.clear();
     part.status = absl::OkStatus();
     auto document_end = std::upper_bound(ends.begin(), ends.end(), static_cast<int64_t>(part.begin));
@@ -145,7 +135,7 @@ class Gpt2Tokenizer::Impl {
   }
 
   /// Encodes text[at, end).
-  absl::Status encode_text(std::string_view text, size_t at, size_t end, Cache& cache,
+  absl::Status encode_text(std::string_view text, size_t at, size_t end, detail::PieceCache& cache,
                            std::vector<TokenId>& tokens) const {
     while (options_.special_tokens) {
       const size_t special = text.substr(0, end).find(kEndOfText, at);
@@ -158,7 +148,7 @@ class Gpt2Tokenizer::Impl {
   }
 
   /// Encodes text[at, end), which has no special tokens.
-  absl::Status encode_ordinary(std::string_view text, size_t at, size_t end, Cache& cache,
+  absl::Status encode_ordinary(std::string_view text, size_t at, size_t end, detail::PieceCache& cache,
                                std::vector<TokenId>& tokens) const {
     const std::string_view part = text.substr(0, end);
     while (at < end) {
@@ -178,22 +168,17 @@ class Gpt2Tokenizer::Impl {
     return absl::OkStatus();
   }
 
-  void append_piece(std::string_view piece, Cache& cache, std::vector<TokenId>& out) const {
-    if (const auto whole = ids_.find(piece); whole != ids_.end()) return out.push_back(whole->second);
-    if (const auto known = cache.places.find(piece); known != cache.places.end()) {
-      const auto begin = cache.tokens.begin() + static_cast<std::ptrdiff_t>(known->second.begin);
-      out.insert(out.end(), begin, begin + static_cast<std::ptrdiff_t>(known->second.count));
-      return;
-    }
+  void append_piece(std::string_view piece, detail::PieceCache& cache, std::vector<TokenId>& out) const {
+    if (cache.find(piece, out)) return;
     const size_t before = out.size();
-    if (piece.size() <= kLongPiece) {
+    if (const auto whole = ids_.find(piece); whole != ids_.end()) {
+      out.push_back(whole->second);
+    } else if (piece.size() <= kLongPiece) {
       merge_by_scan(piece, out);
-      if (cache.places.size() == kMaxCachedPieces) cache = {};
-      cache.places.emplace(piece, Cache::Place{cache.tokens.size(), out.size() - before});
-      cache.tokens.insert(cache.tokens.end(), out.begin() + static_cast<std::ptrdiff_t>(before), out.end());
     } else {
-      merge_by_queue(piece, out);
+      return merge_by_queue(piece, out);
     }
+    cache.insert(piece, out.data() + before, out.size() - before);
   }
 
   /// Merges the pair of lowest rank, the leftmost of equals, until no pair can be merged. O(n^2) in the size of the
