@@ -8,7 +8,6 @@
 #include <memory>
 #include <vector>
 
-#include "io/weights/model_weights.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/processors.h"
 #include "trainkit/core/state_dict.h"
@@ -64,13 +63,10 @@ ClipList planned_list(int64_t clips) {
   return list;
 }
 
-/// "w.pth also has epoch, which were left out"; empty if nothing was. Errors are reported when the model is made.
+/// WeightFile::left_out_note(). Errors are reported when the model is made.
 std::string names_left_out(const std::string& path) {
   const auto file = WeightFile::open(path);
-  if (!file.ok()) return "";
-  trainkit::detail::StoredTensors unread;
-  const auto read = trainkit::detail::list_model_weights(*file, unread);
-  return read.ok() && !read->left_out.empty() ? trainkit::detail::describe_left_out(path, read->left_out) : "";
+  return file.ok() ? file->left_out_note() : "";
 }
 
 /// Loads weights of ResNet18. Only its last layer ("fc.") may differ.

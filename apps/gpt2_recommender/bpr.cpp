@@ -5,15 +5,14 @@
 #include <ATen/TensorOperators.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <numeric>
 
-#include "core/device/gpu_operations.h"
-#include "core/libtorch/autograd_nodes.h"
+#include "trainkit/core/gpu_kernels.h"
 #include "trainkit/core/vectorized.h"
 #include "trainkit/nn/functional.h"
 
@@ -34,7 +33,6 @@ namespace {
 // A sparse gradient has only the rows with triplets: step 2 sorts the triplets by their rows instead, and step 3 is the
 // same, so that the values are.
 //
-// Backward runs once: release_variables() drops the saved tensors.
 constexpr int64_t kTripletGrain = 256;
 constexpr int64_t kRowGrain = 512;
 constexpr int64_t kLanes = 16;
@@ -151,19 +149,52 @@ TRAINKIT_VECTORIZED void add_item_rows(const float* user_table, int64_t dim, Tri
   }
 }
 
-/// Backward of the fused bpr_loss. See Note [BPR backward].
-class BprBackward final : public torch::autograd::Node {
+TripletPointers pointers_of(const at::Tensor& users, const at::Tensor& positives, const at::Tensor& negatives) {
+  return {users.const_data_ptr<int64_t>(), positives.const_data_ptr<int64_t>(), negatives.const_data_ptr<int64_t>()};
+}
+
+/// Returns log(1 + e^-margin) without overflow.
+double softplus_of_minus(double margin) { return std::max(-margin, 0.0) + std::log1p(std::exp(-std::abs(margin))); }
+
+/// The fused bpr_loss. See Note [BPR backward].
+class FusedBprLoss final : public torch::autograd::Function<FusedBprLoss> {
  public:
-  torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
-    TORCH_CHECK(slopes.defined(), "bpr_loss: backward can run only once; its saved tensors are freed");
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& user_table,
+                            const at::Tensor& item_table, const at::Tensor& users, const at::Tensor& positives,
+                            const at::Tensor& negatives, GradientBuffers* buffers, bool sparse) {
+    const int64_t count = users.numel();
+    const at::Tensor loss = at::empty({}, user_table.options()), slopes = at::empty({count}, user_table.options());
+    auto* const slope = slopes.mutable_data_ptr<float>();
+    const TripletPointers rows = pointers_of(users, positives, negatives);
+    at::parallel_for(0, count, kTripletGrain, [&](int64_t begin, int64_t end) {
+      add_margins(user_table.const_data_ptr<float>(), item_table.const_data_ptr<float>(), user_table.size(1), rows,
+                  begin, end, slope);
+    });
+    double sum = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const double margin = slope[i];
+      sum += softplus_of_minus(margin);
+      slope[i] = static_cast<float>(-1 / ((1 + std::exp(margin)) * static_cast<double>(count)));
+    }
+    *loss.mutable_data_ptr<float>() = static_cast<float>(sum / static_cast<double>(count));
+    context->save_for_backward({user_table, item_table, users, positives, negatives, slopes});
+    context->saved_data["buffers"] = static_cast<int64_t>(reinterpret_cast<intptr_t>(buffers));
+    context->saved_data["sparse"] = sparse;
+    return loss;
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& grads) {
     TORCH_CHECK_NOT_IMPLEMENTED(!c10::GradMode::is_enabled(), "bpr_loss has no second derivative");
-    if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
-    const int64_t count = slopes.numel(), dim = user_table.size(1);
-    if (const float scale = grads[0].item<float>(); scale != 1) slopes.mul_(scale);
-    const auto* u = user_table.const_data_ptr<float>();
-    const auto* v = item_table.const_data_ptr<float>();
-    const auto* slope = slopes.const_data_ptr<float>();
-    const TripletPointers rows = triplets();
+    const auto saved = context->get_saved_variables();
+    const at::Tensor &user_table = saved[0], &item_table = saved[1], &users = saved[2];
+    const TripletPointers rows = pointers_of(users, saved[3], saved[4]);
+    at::Tensor slopes = saved[5];  // derivative of the loss by each margin
+    if (const float scale = grads[0].item<float>(); scale != 1) slopes = slopes * scale;
+    const int64_t count = users.numel(), dim = user_table.size(1);
+    const auto* const u = user_table.const_data_ptr<float>();
+    const auto* const v = item_table.const_data_ptr<float>();
+    const auto* const slope = slopes.const_data_ptr<float>();
     const auto add_users = [&](const Occurrences& of, const at::Tensor& gradient) {
       auto* out = gradient.mutable_data_ptr<float>();
       at::parallel_for(0, gradient.size(0), kRowGrain, [&](int64_t begin, int64_t end) {
@@ -178,10 +209,18 @@ class BprBackward final : public torch::autograd::Node {
       });
       return gradient;
     };
-    if (!sparse) {
+    const at::Tensor none;
+    if (!context->saved_data["sparse"].toBool()) {
+      auto& buffers = *reinterpret_cast<GradientBuffers*>(context->saved_data["buffers"].toInt());
       const Occurrences of_user({rows.users}, count, user_table.size(0));
       const Occurrences of_item({rows.positives, rows.negatives}, count, item_table.size(0));
-      return {add_users(of_user, buffers->take(user_table)), add_items(of_item, buffers->take(item_table))};
+      return {add_users(of_user, buffers.take(user_table)),
+              add_items(of_item, buffers.take(item_table)),
+              none,
+              none,
+              none,
+              none,
+              none};
     }
     std::vector<int64_t> users_here, items_here;
     const Occurrences of_user({rows.users}, count, users_here);
@@ -190,22 +229,13 @@ class BprBackward final : public torch::autograd::Node {
       return at::empty({static_cast<int64_t>(here.size()), dim}, user_table.options());
     };
     return {sparse_gradient(user_table, users_here, add_users(of_user, rows_of(users_here))),
-            sparse_gradient(item_table, items_here, add_items(of_item, rows_of(items_here)))};
+            sparse_gradient(item_table, items_here, add_items(of_item, rows_of(items_here))),
+            none,
+            none,
+            none,
+            none,
+            none};
   }
-  void release_variables() override {
-    for (at::Tensor* tensor : {&user_table, &item_table, &users, &positives, &negatives, &slopes}) tensor->reset();
-  }
-  std::string name() const override { return "BprBackward"; }
-
-  TripletPointers triplets() const {
-    return {users.const_data_ptr<int64_t>(), positives.const_data_ptr<int64_t>(), negatives.const_data_ptr<int64_t>()};
-  }
-
-  at::Tensor user_table, item_table;
-  at::Tensor users, positives, negatives;
-  at::Tensor slopes;  // derivative of the loss by each margin
-  GradientBuffers* buffers = nullptr;
-  bool sparse = false;
 };
 
 bool has_fast_path(const at::Tensor& table, const at::Tensor& indices) {
@@ -222,9 +252,6 @@ void check_range(const at::Tensor& indices, int64_t rows, const char* name) {
 }
 
 at::Tensor loss_of(const at::Tensor& margins) { return -at::log_sigmoid(margins).mean(); }
-
-/// Returns log(1 + e^-margin) without overflow.
-double softplus_of_minus(double margin) { return std::max(-margin, 0.0) + std::log1p(std::exp(-std::abs(margin))); }
 
 }  // namespace
 
@@ -246,8 +273,8 @@ at::Tensor bpr_loss(const at::Tensor& positive_scores, const at::Tensor& negativ
 at::Tensor bpr_loss(const at::Tensor& user_table, const at::Tensor& item_table, const at::Tensor& users,
                     const at::Tensor& positives, const at::Tensor& negatives, GradientBuffers& buffers, bool sparse) {
   const int64_t count = users.numel();
-  const bool fast = !trainkit::detail::GpuOperations::wanted() && has_fast_path(user_table, users) &&
-                    has_fast_path(item_table, positives) && has_fast_path(item_table, negatives) && count > 0;
+  const bool fast = !plans_gpu_memory() && has_fast_path(user_table, users) && has_fast_path(item_table, positives) &&
+                    has_fast_path(item_table, negatives) && count > 0;
   if (!fast) {
     const std::vector<at::Tensor> items =
         trainkit::embedding_lookup(at::stack({positives, negatives}), item_table, sparse).unbind();
@@ -261,39 +288,7 @@ at::Tensor bpr_loss(const at::Tensor& user_table, const at::Tensor& item_table, 
   check_range(users, user_table.size(0), "user");
   check_range(positives, item_table.size(0), "positive");
   check_range(negatives, item_table.size(0), "negative");
-  const auto node = trainkit::detail::make_node<BprBackward>();
-  node->users = users;
-  node->positives = positives;
-  node->negatives = negatives;
-  at::Tensor loss, slopes;
-  {
-    const c10::AutoGradMode no_grad(false);
-    node->user_table = user_table.detach();
-    node->item_table = item_table.detach();
-    loss = at::empty({}, user_table.options());
-    slopes = at::empty({count}, user_table.options());
-  }
-  auto* slope = slopes.mutable_data_ptr<float>();
-  const TripletPointers rows = node->triplets();
-  at::parallel_for(0, count, kTripletGrain, [&](int64_t begin, int64_t end) {
-    add_margins(user_table.const_data_ptr<float>(), item_table.const_data_ptr<float>(), user_table.size(1), rows, begin,
-                end, slope);
-  });
-  double sum = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const double margin = slope[i];
-    sum += softplus_of_minus(margin);
-    slope[i] = static_cast<float>(-1 / ((1 + std::exp(margin)) * static_cast<double>(count)));
-  }
-  *loss.mutable_data_ptr<float>() = static_cast<float>(sum / static_cast<double>(count));
-  const bool differentiable = c10::GradMode::is_enabled() && (user_table.requires_grad() || item_table.requires_grad());
-  if (!differentiable) return loss;
-  node->slopes = std::move(slopes);
-  node->buffers = &buffers;
-  node->sparse = sparse;
-  node->set_next_edges(torch::autograd::collect_next_edges(user_table, item_table));
-  torch::autograd::set_history(loss, node);
-  return loss;
+  return FusedBprLoss::apply(user_table, item_table, users, positives, negatives, &buffers, sparse);
 }
 
 }  // namespace trainkit::rec

@@ -6,10 +6,15 @@
 
 #include <algorithm>
 
-#include "core/device/gpu_kernel_support.h"
-#include "core/device/gpu_launch.h"
 #include "gpt2_recommender/triplet_draw.h"
+#include "trainkit/core/gpu_kernels.h"
 #include "trainkit/core/random.h"
+
+#ifdef TRAINKIT_WITH_CUDA
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#endif
 
 namespace trainkit::rec {
 namespace {
@@ -79,7 +84,7 @@ Triplets DeviceTriplets::draw(const Batch& batch) const {
   const at::Device device = rows.device();
   bool has_kernel = false;
 #ifdef TRAINKIT_WITH_CUDA
-  has_kernel = device.is_cuda() && trainkit::detail::has_gpu_kernels(device);
+  has_kernel = device.is_cuda() && has_gpu_kernels(device);
 #endif
   if (!has_kernel) {  // draw the same triplets on the host
     rows = rows.cpu();
@@ -106,9 +111,9 @@ Triplets DeviceTriplets::draw(const Batch& batch) const {
   }
 #ifdef TRAINKIT_WITH_CUDA
   if (has_kernel) {
-    trainkit::detail::launch_on(device, [&](void* stream) {
-      return detail::launch_draw_triplets(tables, row, key, count, out, out + count, out + 2 * count, stream);
-    });
+    const c10::cuda::CUDAGuard guard(device);
+    C10_CUDA_CHECK(static_cast<cudaError_t>(detail::launch_draw_triplets(
+        tables, row, key, count, out, out + count, out + 2 * count, c10::cuda::getCurrentCUDAStream().stream())));
   }
 #endif
   return {all[0], all[1], all[2]};

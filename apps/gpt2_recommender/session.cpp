@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <optional>
 
-#include "core/device/gpu_kernel_support.h"
 #include "gpt2_recommender/catalog.h"
 #include "gpt2_recommender/gpt2_model.h"
 #include "trainkit/app/app.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/format.h"
+#include "trainkit/core/gpu_kernels.h"
 #include "trainkit/core/status.h"
 #include "trainkit/train/checkpoint.h"
 
@@ -130,7 +130,7 @@ absl::StatusOr<TripletFeed> Session::feed(Part part, const RunOptions& run, cons
   TRAINKIT_ASSIGN_OR_RETURN(feed.triplets, triplets(part));
   const bool has_bits = !feed.triplets->history().bits().empty();
   // On a GPU without our kernels draw() copies each batch to the host and back; the loader's workers are faster.
-  const bool for_gpu = placement.device().is_cuda() ? trainkit::detail::has_gpu_kernels(placement.device())
+  const bool for_gpu = placement.device().is_cuda() ? has_gpu_kernels(placement.device())
                                                     : !placement.device().is_cpu() || !run.gpu_memory.empty();
   if (options_.draw == "device" && !has_bits) {
     return to_status({.exit_code = ExitCode::kUsage,

@@ -60,7 +60,7 @@ class Errors {
                           bound);
       value[types->name] = {{"largest_error", error}, {"bound", bound}};
     }
-    if (device.is_cuda() && !trainkit::detail::has_gpu_kernels(device)) {
+    if (device.is_cuda() && !has_gpu_kernels(device)) {
       text += "; by LibTorch's operations, as this build has no kernels for this GPU";
     }
     return passed_if(passed, text, value, kKernelHint);

@@ -140,7 +140,8 @@ void draw_optimizer(Dice& dice, Spec& spec) {
 
 void draw_schedule(Dice& dice, Spec& spec) {
   if (dice.chance(50)) return;
-  spec.schedule = dice.one({"constant", "linear", "cosine", "cosine_restarts", "step", "one_cycle"});
+  spec.schedule = dice.one({"constant", "linear", "cosine", "cosine_restarts", "step", "multi_step", "exponential",
+                            "polynomial", "one_cycle"});
   const int64_t steps = std::max<int64_t>(4, spec.steps > 0 ? spec.steps : 8);
   spec.warmup = dice.chance(40) ? dice.between(1, 2) : 0;
   spec.schedule_steps = dice.between(steps - 1, steps + 3) + spec.warmup;

@@ -101,7 +101,9 @@ std::shared_ptr<const LRSchedule> make_schedule(const Spec& spec) {
                           .min_factor = spec.min_factor,
                           .period_steps = spec.period,
                           .period_growth = spec.growth,
-                          .gamma = spec.gamma})
+                          .gamma = spec.gamma,
+                          .milestones = {1, 1 + std::max<int64_t>(1, spec.period)},
+                          .power = static_cast<double>(spec.growth)})
       .value();
 }
 

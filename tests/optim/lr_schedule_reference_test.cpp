@@ -20,7 +20,11 @@ std::map<std::string, std::shared_ptr<const LRSchedule>> schedules() {
   all["restarts"] = cosine_annealing_warm_restarts(20, 1, 0.05);
   all["restarts_mult"] = cosine_annealing_warm_restarts(10, 2);
   all["step"] = step_lr(15, 0.3);
-  for (const char* name : {"constant", "linear", "cosine", "restarts", "restarts_mult", "step"}) {
+  all["multi_step"] = multi_step_lr({5, 30, 30, 70}, 0.4);
+  all["exponential"] = exponential_lr(0.97);
+  all["polynomial"] = polynomial_lr(60, 1.7);
+  for (const char* name : {"constant", "linear", "cosine", "restarts", "restarts_mult", "step", "multi_step",
+                           "exponential", "polynomial"}) {
     all[std::string(name) + "_warm"] = warm(all[name]);
   }
   all["one_cycle"] = one_cycle_lr({.total_steps = 100});

@@ -29,11 +29,18 @@ TEST_CASE("Warm-up rises linearly to 1 and begins above 0") {
 TEST_CASE("create_schedule: total_steps counts the warm-up, for every name") {
   for (const std::string& name : schedule_names()) {
     CAPTURE(name);
-    const auto schedule =
-        create_schedule({.name = name, .total_steps = 100, .warmup_steps = 20, .min_factor = 0.1, .period_steps = 40})
-            .value();
+    const auto schedule = create_schedule({.name = name,
+                                           .total_steps = 100,
+                                           .warmup_steps = 20,
+                                           .min_factor = 0.1,
+                                           .period_steps = 40,
+                                           .milestones = {10, 50}})
+                              .value();
     CHECK(schedule->factor(0) == Approx(1.0 / 21));
-    const auto main = create_schedule({.name = name, .total_steps = 80, .min_factor = 0.1, .period_steps = 40}).value();
+    const auto main =
+        create_schedule(
+            {.name = name, .total_steps = 80, .min_factor = 0.1, .period_steps = 40, .milestones = {10, 50}})
+            .value();
     for (int64_t step = 20; step <= 100; ++step) CHECK(schedule->factor(step) == main->factor(step - 20));
   }
   CHECK(create_schedule({.name = "cosine", .total_steps = 100, .warmup_steps = 20, .min_factor = 0.1})
@@ -53,6 +60,11 @@ TEST_CASE("create_schedule refuses an unknown name and suggests the nearest, and
                                     {.name = "cosine", .total_steps = 10, .min_factor = -0.1},
                                     {.name = "cosine_restarts", .total_steps = 10, .period_growth = 0},
                                     {.name = "step"},
+                                    {.name = "exponential"},
+                                    {.name = "exponential", .total_steps = 9, .gamma = 0},
+                                    {.name = "polynomial", .total_steps = 9, .power = -1},
+                                    {.name = "multi_step"},
+                                    {.name = "multi_step", .milestones = {5, 3}},
                                     {.name = "step", .warmup_steps = 5},
                                     {.name = "step", .period_steps = -3},
                                     {.name = "step", .total_steps = 9, .gamma = std::nan("")}}) {

@@ -8,7 +8,8 @@ import warnings
 
 import torch
 from torch.optim.lr_scheduler import (
-    CosineAnnealingLR, CosineAnnealingWarmRestarts, LambdaLR, LinearLR, OneCycleLR, ReduceLROnPlateau, SequentialLR, StepLR)
+    CosineAnnealingLR, CosineAnnealingWarmRestarts, ExponentialLR, LambdaLR, LinearLR, MultiStepLR, OneCycleLR, PolynomialLR,
+    ReduceLROnPlateau, SequentialLR, StepLR)
 
 warnings.simplefilter("ignore")
 
@@ -39,6 +40,9 @@ MAIN = {
     "restarts": (lambda o: CosineAnnealingWarmRestarts(o, T_0=20, eta_min=0.05), 150),
     "restarts_mult": (lambda o: CosineAnnealingWarmRestarts(o, T_0=10, T_mult=2, eta_min=0.0), 200),
     "step": (lambda o: StepLR(o, step_size=15, gamma=0.3), 100),
+    "multi_step": (lambda o: MultiStepLR(o, milestones=[5, 30, 30, 70], gamma=0.4), 100),
+    "exponential": (lambda o: ExponentialLR(o, gamma=0.97), 100),
+    "polynomial": (lambda o: PolynomialLR(o, total_iters=60, power=1.7), 100),
 }
 ONE_CYCLE = {
     "one_cycle": dict(total_steps=100),

@@ -70,7 +70,7 @@ void gather_on_cpu(const detail::PatchSource& source, const int64_t* pixels, con
 /// the CPU simulates such a GPU (core/device/gpu_operations.h).
 bool gathers_by_libtorch(const at::Tensor& image) {
 #ifdef TRAINKIT_WITH_CUDA
-  if (image.is_cuda()) return !detail::has_gpu_kernels(image.device());
+  if (image.is_cuda()) return !has_gpu_kernels(image.device());
 #endif
   return image.is_cpu() && detail::GpuOperations::wanted() && !detail::GpuOperations::has_kernels();
 }

@@ -96,6 +96,32 @@ std::shared_ptr<const LRSchedule> step_lr(int64_t step_size, double gamma) {
   });
 }
 
+std::shared_ptr<const LRSchedule> multi_step_lr(std::vector<int64_t> milestones, double gamma) {
+  const bool ascending = std::is_sorted(milestones.begin(), milestones.end());
+  check("multi_step_lr", Problems()
+                             .factor(gamma, "gamma")
+                             .require(ascending && !milestones.empty() && milestones.front() >= 0,
+                                      "milestones must be steps in ascending order, at least one"));
+  return schedule_of([gamma, milestones = std::move(milestones)](int64_t step) {
+    const auto passed = std::upper_bound(milestones.begin(), milestones.end(), step) - milestones.begin();
+    return std::pow(gamma, static_cast<double>(passed));
+  });
+}
+
+std::shared_ptr<const LRSchedule> exponential_lr(double gamma) {
+  check("exponential_lr", Problems().require(gamma > 0 && gamma <= 1, "gamma", "in (0, 1]", gamma));
+  return schedule_of([=](int64_t step) { return std::pow(gamma, static_cast<double>(step)); });
+}
+
+std::shared_ptr<const LRSchedule> polynomial_lr(int64_t total_steps, double power, double min_factor) {
+  check("polynomial_lr",
+        Problems().factor(power, "power").factor(min_factor, "min_factor").steps(total_steps, "total_steps"));
+  return schedule_of([=](int64_t step) {
+    const double left = 1.0 - part_of(std::min(step, total_steps), total_steps);
+    return min_factor + (1.0 - min_factor) * std::pow(left, power);
+  });
+}
+
 std::shared_ptr<const LRSchedule> one_cycle_lr(const OneCycleLROptions& options) {
   check("one_cycle_lr", detail::OptionProblems()
                             .require(options.total_steps >= 2, "total_steps", ">= 2", options.total_steps)
@@ -147,7 +173,8 @@ std::shared_ptr<const LRSchedule> warmup_lr(int64_t warmup_steps, std::shared_pt
 
 const std::vector<std::string>& schedule_names() {
   static const auto& names =
-      *new std::vector<std::string>{"constant", "linear", "cosine", "cosine_restarts", "step", "one_cycle"};
+      *new std::vector<std::string>{"constant",   "linear",      "cosine",     "cosine_restarts", "step",
+                                    "multi_step", "exponential", "polynomial", "one_cycle"};
   return names;
 }
 
@@ -166,15 +193,17 @@ absl::StatusOr<std::shared_ptr<const LRSchedule>> create_schedule(const Schedule
     const std::string near = nearest_name(options.name, names);
     return error("scheduler", "unknown schedule", options.name, near.empty() ? "" : "did you mean '" + near + "'?");
   }
-  const bool needs_length = options.name != "constant" && options.name != "step";
+  const bool has_period = options.name == "step" || options.name == "exponential";
+  const bool needs_length = !has_period && options.name != "constant" && options.name != "multi_step";
   const int64_t steps = options.total_steps - options.warmup_steps;
   detail::OptionProblems problems;
   problems.require(options.warmup_steps >= 0, "warmup_steps", ">= 0", options.warmup_steps)
       .require(!needs_length || steps >= (options.name == "one_cycle" ? 2 : 1),
                "total_steps (" + std::to_string(options.total_steps) + ") must exceed warmup_steps (" +
                    std::to_string(options.warmup_steps) + ")")
-      .require(options.name != "step" || options.period_steps != 0 || steps >= 1,
-               "step needs period_steps, or total_steps above warmup_steps");
+      .require(options.period_steps >= 0, "period_steps", ">= 0", options.period_steps)
+      .require(!has_period || options.period_steps != 0 || steps >= 1,
+               options.name + " needs period_steps, or total_steps above warmup_steps");
   if (!problems.empty()) return error("scheduler", problems.text(), options.name, "");
   const auto period = [&](int64_t share) {
     return options.period_steps != 0 ? options.period_steps : std::max<int64_t>(1, steps / share);
@@ -191,6 +220,12 @@ absl::StatusOr<std::shared_ptr<const LRSchedule>> create_schedule(const Schedule
       schedule = cosine_annealing_warm_restarts(period(4), options.period_growth, options.min_factor);
     } else if (options.name == "step") {
       schedule = step_lr(period(3), options.gamma);
+    } else if (options.name == "multi_step") {
+      schedule = multi_step_lr(options.milestones, options.gamma);
+    } else if (options.name == "exponential") {
+      schedule = exponential_lr(std::pow(options.gamma, 1.0 / static_cast<double>(period(3))));
+    } else if (options.name == "polynomial") {
+      schedule = polynomial_lr(steps, options.power, options.min_factor);
     } else {
       schedule = one_cycle_lr({.total_steps = steps});
     }

@@ -14,6 +14,6 @@ TEST_CASE("A GPU has kernels if code for its capability is compiled in, and the 
   const at::Device device(at::kCUDA, 0);
   const int capability = trainkit::detail::compute_capability(device);
   const bool expected = kernel_code_for(parse_kernel_codes(compiled_kernel_codes()), capability).has_value();
-  CHECK(trainkit::detail::has_gpu_kernels(device) == expected);
+  CHECK(trainkit::has_gpu_kernels(device) == expected);
   CHECK(trainkit::detail::missing_kernels_warning(device).empty());
 }

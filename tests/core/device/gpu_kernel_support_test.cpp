@@ -102,7 +102,7 @@ TEST_CASE("GpuOperations without kernels disables them in its thread during its 
   {
     const GpuOperations none(true, /*has_kernels=*/false);
     CHECK_FALSE(GpuOperations::has_kernels());
-    CHECK_FALSE(trainkit::detail::has_gpu_kernels(at::Device(at::kCUDA, 0)));
+    CHECK_FALSE(trainkit::has_gpu_kernels(at::Device(at::kCUDA, 0)));
     const GpuOperations inner(true);
     CHECK_FALSE(GpuOperations::has_kernels());
     bool elsewhere = false;

@@ -105,6 +105,12 @@ def make_schedule(spec):
                 o, T_0=period or max(1, rest // 4), T_mult=spec["growth"], eta_min=least)
         if spec["schedule"] == "step":
             return lr_scheduler.StepLR(o, step_size=period or max(1, rest // 3), gamma=spec["gamma"])
+        if spec["schedule"] == "multi_step":
+            return lr_scheduler.MultiStepLR(o, milestones=[1, 1 + (period or 1)], gamma=spec["gamma"])
+        if spec["schedule"] == "exponential":
+            return lr_scheduler.ExponentialLR(o, gamma=spec["gamma"] ** (1 / (period or max(1, rest // 3))))
+        if spec["schedule"] == "polynomial":
+            return lr_scheduler.LambdaLR(o, lambda s: least + (1 - least) * (1 - min(s, rest) / rest) ** spec["growth"])
         if spec["schedule"] == "one_cycle":
             return lr_scheduler.OneCycleLR(o, max_lr=1.0, total_steps=rest, cycle_momentum=False)
         return lr_scheduler.LambdaLR(o, lambda s: 1.0)

@@ -15,7 +15,7 @@ using namespace trainkit::test;
 #ifdef TRAINKIT_WITH_CUDA
 #define SKIP_WITHOUT_GPU()                                                         \
   if (!torch::cuda::is_available()) TRAINKIT_SKIP("no GPU that LibTorch can use"); \
-  if (!trainkit::detail::has_gpu_kernels(at::Device(at::kCUDA, 0))) TRAINKIT_SKIP("no kernels for this GPU")
+  if (!trainkit::has_gpu_kernels(at::Device(at::kCUDA, 0))) TRAINKIT_SKIP("no kernels for this GPU")
 #else
 #define SKIP_WITHOUT_GPU() TRAINKIT_SKIP("this build is without CUDA")
 #endif

@@ -214,6 +214,9 @@ class WeightFile {
   /// Reads all tensors whose names begin with `prefix` and a dot, and removes both from the names. Reads all tensors if
   /// `prefix` is empty.
   NamedTensorsOr tensors(std::string_view prefix = {}) const;
+  /// Names what load_weights leaves out: "w.pt also has epoch, optimizer, which were left out". Empty if it leaves out
+  /// nothing or would not find the weights. Reads no tensor.
+  std::string left_out_note() const;
 
  private:
   friend class detail::StoredTensors;

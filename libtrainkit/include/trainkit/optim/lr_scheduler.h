@@ -55,6 +55,17 @@ std::shared_ptr<const LRSchedule> cosine_annealing_warm_restarts(int64_t t_0, in
 /// Computes gamma^floor(step / step_size). Source: torch.optim.lr_scheduler.StepLR.
 std::shared_ptr<const LRSchedule> step_lr(int64_t step_size, double gamma = 0.1);
 
+/// Multiplies by gamma at each milestone, a number of steps; ascending, twice the same for gamma^2.
+/// Source: torch.optim.lr_scheduler.MultiStepLR.
+std::shared_ptr<const LRSchedule> multi_step_lr(std::vector<int64_t> milestones, double gamma = 0.1);
+
+/// Computes gamma^step. Source: torch.optim.lr_scheduler.ExponentialLR.
+std::shared_ptr<const LRSchedule> exponential_lr(double gamma);
+
+/// Computes min + (1 - min) (1 - step / total)^power, then stays at min (0 in PyTorch).
+/// Source: torch.optim.lr_scheduler.PolynomialLR.
+std::shared_ptr<const LRSchedule> polynomial_lr(int64_t total_steps, double power = 1.0, double min_factor = 0.0);
+
 struct OneCycleLROptions {
   int64_t total_steps = 2;
   /// Fraction of the steps in which the learning rate rises.
@@ -81,18 +92,25 @@ std::shared_ptr<const LRSchedule> warmup_lr(int64_t warmup_steps, std::shared_pt
 
 /// Options of a schedule by name, as given on a command line.
 struct ScheduleOptions {
-  /// constant, linear, cosine, cosine_restarts, step or one_cycle. (For plateau, pass PlateauOptions to LRScheduler.)
+  /// constant, linear, cosine, cosine_restarts, step, multi_step, exponential, polynomial or one_cycle. (For plateau,
+  /// pass PlateauOptions to LRScheduler.)
   std::string name = "constant";
-  /// Length of the run in steps, including warm-up. Not needed for constant, nor for step with period_steps.
+  /// Length of the run in steps, including warm-up. Not needed for constant and multi_step, nor for step and exponential
+  /// with period_steps.
   int64_t total_steps = 0;
   int64_t warmup_steps = 0;
-  /// End value of linear, cosine and cosine_restarts: the lowest learning rate divided by the highest.
+  /// End value of linear, cosine, cosine_restarts and polynomial: the lowest learning rate divided by the highest.
   double min_factor = 0.0;
   /// cosine_restarts: steps of the first period (0 means a quarter of the run) and growth of the period.
-  /// step: steps of the period (0 means a third of the run) and factor (gamma).
+  /// step and exponential: steps of the period (0 means a third of the run), in which the rate falls to gamma times its
+  /// value, at once or evenly.
   int64_t period_steps = 0;
   int64_t period_growth = 1;
   double gamma = 0.1;
+  /// multi_step: the steps at which the rate falls to gamma times its value, counted from the end of the warm-up.
+  std::vector<int64_t> milestones = {};
+  /// polynomial.
+  double power = 1.0;
 };
 
 /// Names that create_schedule accepts.

@@ -90,7 +90,7 @@ void fill_in(StepRecipe& recipe, const RunOptions& run, const MachineInfo& machi
   recipe.step.cuda_graph = placement.batch.replicas == 1 ? run.cuda_graph : CudaGraph::kOff;
   const int64_t slots = resolve_num_workers(run, placement, machine) * run.prefetch_factor.value.value_or(2);
   recipe.for_gpu = for_gpu;
-  if (placement.device().is_cuda()) recipe.has_gpu_kernels = detail::has_gpu_kernels(placement.device());
+  if (placement.device().is_cuda()) recipe.has_gpu_kernels = has_gpu_kernels(placement.device());
   recipe.libraries = detail::gpu_libraries(placement.device());
   recipe.captures_graph = for_gpu && run.cuda_graph != CudaGraph::kOff;
   const bool counts_on_device = recipe.captures_graph || recipe.step.precision == Precision::kFp16;

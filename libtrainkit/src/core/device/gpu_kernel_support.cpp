@@ -109,18 +109,6 @@ int compute_capability(c10::Device device) {
 #endif
 }
 
-bool has_gpu_kernels(c10::Device device) {
-  if (!GpuOperations::has_kernels()) return false;
-  const c10::DeviceIndex index = index_of(device);
-  if (runs_kernels(index)) return true;
-  if (!state_of(index).is_reported.load(std::memory_order_relaxed)) {
-    if (const std::string text = missing_kernels_warning(device); !text.empty()) {
-      TORCH_WARN(text);
-    }
-  }
-  return false;
-}
-
 std::string missing_kernels_warning(c10::Device device) {
   const c10::DeviceIndex index = index_of(device);
   if (runs_kernels(index) || state_of(index).is_reported.exchange(true)) return {};
@@ -137,3 +125,21 @@ std::string missing_kernels_text(int device, int capability, std::string_view co
 }
 
 }  // namespace trainkit::detail
+
+namespace trainkit {
+
+bool has_gpu_kernels(c10::Device device) {
+  if (!detail::GpuOperations::has_kernels()) return false;
+  const c10::DeviceIndex index = detail::index_of(device);
+  if (detail::runs_kernels(index)) return true;
+  if (!detail::state_of(index).is_reported.load(std::memory_order_relaxed)) {
+    if (const std::string text = detail::missing_kernels_warning(device); !text.empty()) {
+      TORCH_WARN(text);
+    }
+  }
+  return false;
+}
+
+bool plans_gpu_memory() { return detail::GpuOperations::wanted(); }
+
+}  // namespace trainkit

@@ -1,5 +1,5 @@
 #pragma once
-/// Whether this build's CUDA kernels run on a device. They are compiled only for the architectures in
+/// Whether this build's CUDA kernels run on a device (has_gpu_kernels). They are compiled only for the architectures in
 /// TORCH_CUDA_ARCH_LIST; on other devices the caller uses LibTorch's operations.
 
 #include <c10/core/Device.h>
@@ -8,6 +8,8 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "trainkit/core/gpu_kernels.h"
 
 namespace trainkit::detail {
 
@@ -36,11 +38,6 @@ const char* compiled_kernel_codes();
 
 /// Returns the compute capability of a CUDA device. Throws c10::Error without CUDA.
 int compute_capability(c10::Device device);
-
-/// Returns whether this build's kernels run on a CUDA device and GpuOperations (core/device/gpu_operations.h) does not
-/// disable them. Cached. Never synchronises, so it may be called during the capture of a CUDA graph. The first call for
-/// a device without kernels warns through TORCH_WARN, unless missing_kernels_warning() has already returned the text.
-bool has_gpu_kernels(c10::Device device);
 
 /// Returns one sentence for the user if a CUDA device has no kernels; empty if it has, and from the second call on.
 std::string missing_kernels_warning(c10::Device device);

@@ -142,3 +142,13 @@ void strip_wrappers(ModelWeights& weights, const std::function<bool(const std::s
 }
 
 }  // namespace trainkit::detail
+
+namespace trainkit {
+
+std::string WeightFile::left_out_note() const {
+  detail::StoredTensors unread;
+  const auto weights = detail::list_model_weights(*this, unread);
+  return weights.ok() && !weights->left_out.empty() ? detail::describe_left_out(path_, weights->left_out) : "";
+}
+
+}  // namespace trainkit
