@@ -98,3 +98,16 @@ foreach(first "" "find_package(Torch REQUIRED)")
     message(FATAL_ERROR "find_package took another LibTorch: ${text}")
   endif()
 endforeach()
+
+# So is another release of Abseil.
+file(WRITE ${WORK_DIR}/other_abseil/absl/base/config.h "#define ABSL_LTS_RELEASE_VERSION 20990101\n")
+file(REMOVE_RECURSE ${WORK_DIR}/other)
+file(WRITE ${WORK_DIR}/other/CMakeLists.txt
+  "cmake_minimum_required(VERSION 3.25)\nproject(other LANGUAGES CXX)\nadd_library(absl::config INTERFACE IMPORTED)\n"
+  "target_include_directories(absl::config INTERFACE ${WORK_DIR}/other_abseil)\nfind_package(trainkit REQUIRED)\n")
+execute_process(COMMAND ${CMAKE_COMMAND} -G Ninja -S ${WORK_DIR}/other -B ${WORK_DIR}/other/build ${arguments}
+                RESULT_VARIABLE status OUTPUT_QUIET ERROR_VARIABLE text)
+string(REGEX REPLACE "[ \n]+" " " text "${text}")
+if(NOT status OR NOT text MATCHES "built with Abseil [0-9]+, but this project has Abseil 20990101")
+  message(FATAL_ERROR "find_package took another Abseil: ${text}")
+endif()
