@@ -24,7 +24,7 @@ def built_with(source):
     if folder:
         version = pathlib.Path(folder[1], "TorchConfigVersion.cmake").read_text()
         return re.search(r'PACKAGE_VERSION "([0-9]+\.[0-9]+)', version)[1]
-    return re.search(r"^torch_version=([0-9]+\.[0-9]+)", (source / "dev").read_text(), re.MULTILINE)[1]
+    return re.findall(r"^([0-9]+\.[0-9]+)", (source / "third_party/torch-versions.txt").read_text(), re.MULTILINE)[-1]
 
 
 def dynamic_metadata(field, settings):
