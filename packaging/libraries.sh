@@ -29,6 +29,14 @@ source_of() {
   dpkg-source -x "$1"_*.dsc "$1" >/dev/null
 }
 
+# hypot() has a version of its own since glibc 2.35; the older one suits older systems.
+cat >glibc.c <<'C'
+double older_hypot(double, double);
+__asm__(".symver older_hypot, hypot@GLIBC_2.2.5");
+double hypot(double x, double y) { return older_hypot(x, y); }
+C
+cc -c -O2 -fPIC -fno-builtin glibc.c
+
 # licence NAME SOURCE FILES...: keeps the licence of a library, and where its source is.
 licence() {
   mkdir -p "$folder/licences"
@@ -50,16 +58,20 @@ decoders+=,pcm_s8,pcm_u8,pcm_s16le,pcm_s16be,pcm_s24le,pcm_s24be,pcm_s32le,pcm_s
   --enable-bsf=aac_adtstoasc,vp9_superframe_split,mpeg4_unpack_bframes >configure.log && make -j "$(nproc)" >make.log 2>&1)
 printf '{ global: av*; sw*; local: *; };\n' >exported
 cc -shared -o "$folder/libtrainkit_ffmpeg.so" -Wl,-soname,libtrainkit_ffmpeg.so -Wl,--version-script=exported -Wl,-Bsymbolic -Wl,-z,defs -s \
-  -Wl,--whole-archive ffmpeg/lib{avformat,avcodec,swscale,swresample,avutil}/*.a -Wl,--no-whole-archive -lm -pthread
+  glibc.o -Wl,--whole-archive ffmpeg/lib{avformat,avcodec,swscale,swresample,avutil}/*.a -Wl,--no-whole-archive -lm -pthread
 licence FFmpeg "Debian source package ffmpeg $(sed -n 's/^Version: *//p' ffmpeg_*.dsc), deb.debian.org, configured as packaging/libraries.sh says" \
   ffmpeg/COPYING.LGPLv2.1
 
 source_of hdf5
 (cd hdf5 && ./configure --disable-shared --enable-static --with-pic --disable-hl --disable-tests --disable-tools --enable-threadsafe \
   --enable-build-mode=production --with-szlib >configure.log 2>&1 && make -C src -j "$(nproc)" >make.log 2>&1)
-# Debian's archive of matio is compiled for programs: it takes the variable stderr for one of the program.
-objcopy --redefine-sym stderr=trainkit_matio_stderr "$(cc -print-file-name=libmatio.a)" libmatio.a
-printf '#include <stdio.h>\n__attribute__((visibility("hidden"))) FILE* trainkit_matio_stderr;\n__attribute__((constructor)) static void f(void) { trainkit_matio_stderr = stderr; }\n' >matio.c
+# Debian's archive of matio is compiled for programs: it takes the variables stderr and stdout for some of the program.
+objcopy --redefine-sym stderr=matio_stderr --redefine-sym stdout=matio_stdout "$(cc -print-file-name=libmatio.a)" libmatio.a
+cat >matio.c <<'C'
+#include <stdio.h>
+__attribute__((visibility("hidden"))) FILE *matio_stderr, *matio_stdout;
+__attribute__((constructor)) static void set(void) { matio_stderr = stderr, matio_stdout = stdout; }
+C
 printf '{ global: H5*; Mat_*; local: *; };\n' >exported
 cc -shared -fPIC -O2 -o "$folder/libtrainkit_hdf5.so" -Wl,-soname,libtrainkit_hdf5.so -Wl,--version-script=exported -Wl,-Bsymbolic -Wl,-z,defs -s matio.c \
   -Wl,--whole-archive libmatio.a hdf5/src/.libs/libhdf5.a -Wl,--no-whole-archive -l:libsz.a -l:libaec.a -l:libz.a -lm -ldl -pthread
