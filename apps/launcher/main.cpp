@@ -1,6 +1,6 @@
-// Starts an installed program. bin/<name> is a copy of this launcher. The program is libexec/trainkit/<series>/<name>, for each
-// series of LibTorch ("2.11") that the installation has programs for, or libexec/trainkit/<series>/programs, one file with all
-// of them that selects by its first word.
+// Starts an installed program. bin/<name> is a copy of this launcher. The program is libexec/trainkit/<series>/<name>,
+// for each series of LibTorch ("2.11") that the installation has programs for, or libexec/trainkit/<series>/programs,
+// one file with all of them that selects by its first word.
 //
 // Note [Start of installed programs]
 //
@@ -101,7 +101,9 @@ std::vector<Program> installed_programs(const std::string& prefix, const std::st
       break;
     }
   }
-  const auto minor = [](const Program& program) { return std::atoi(program.series.c_str() + program.series.find('.') + 1); };
+  const auto minor = [](const Program& program) {
+    return std::atoi(program.series.c_str() + program.series.find('.') + 1);
+  };
   std::sort(programs.begin(), programs.end(), [&](const Program& a, const Program& b) {
     const int left = std::atoi(a.series.c_str()), right = std::atoi(b.series.c_str());
     return left != right ? left < right : minor(a) < minor(b);
@@ -114,7 +116,8 @@ int run(char** argv) {
   const std::string self = real_path("/proc/self/exe");
   const std::string folder = parent(self), prefix = parent(folder), name = self.substr(folder.size() + 1);
   const std::vector<Program> programs = installed_programs(prefix, name);
-  if (programs.empty()) return failed("[program.missing] " + prefix + "/libexec/trainkit: no program " + name, "reinstall trainkit");
+  if (programs.empty())
+    return failed("[program.missing] " + prefix + "/libexec/trainkit: no program " + name, "reinstall trainkit");
 
   const std::string_view only_argument = argv[1] != nullptr && argv[2] == nullptr ? argv[1] : "";
   // As the trainer prints it. Loading LibTorch for it would take up to half a second.

@@ -22,7 +22,9 @@ std::string series_of(const std::vector<Program>& programs) {
 }
 
 /// The command that installs a LibTorch for one of the programs: for the newest.
-std::string install(const std::vector<Program>& programs) { return "pip install \"torch==" + programs.back().series + ".*\""; }
+std::string install(const std::vector<Program>& programs) {
+  return "pip install \"torch==" + programs.back().series + ".*\"";
+}
 
 /// Returns the folder with LibTorch's shared libraries for `place`, which is a torch package, an unpacked LibTorch, its
 /// lib folder, or a folder of Python packages. Empty if there is none.
@@ -53,36 +55,41 @@ bool belongs_to_torch(std::string_view library) {
   return false;
 }
 
-/// Returns who built a LibTorch, if it is not PyTorch; else empty. PyTorch's own holds these libraries inside. Another one
-/// takes them from its system, and its classes may differ in memory.
+/// Returns whose a LibTorch is, in words ("of conda-forge"), if it is not PyTorch's own; else empty. PyTorch's own
+/// holds these libraries inside. Another one takes them from its system, and its classes may differ in memory.
 std::string other_builder(const std::string& libraries) {
-  constexpr std::string_view inside[] = {"libprotobuf", "libonnx", "libsleef", "libfmt.", "libabsl_", "libuv.", "libcpuinfo"};
+  constexpr std::string_view inside[] = {"libprotobuf", "libonnx", "libsleef",  "libfmt.",
+                                         "libabsl_",    "libuv.",  "libcpuinfo"};
   const std::vector<std::string> needed = needed_libraries(libraries + "/libtorch_cpu.so");
   const auto is_inside = [&](const std::string& library) {
-    return std::any_of(std::begin(inside), std::end(inside), [&](std::string_view each) { return library.starts_with(each); });
+    return std::any_of(std::begin(inside), std::end(inside),
+                       [&](std::string_view each) { return library.starts_with(each); });
   };
   if (std::none_of(needed.begin(), needed.end(), is_inside)) return "";
   for (std::string folder = libraries; !folder.empty(); folder = parent(folder))
-    if (exists(folder + "/conda-meta")) return "conda-forge";
-  return "a distribution";
+    if (exists(folder + "/conda-meta")) return "of conda-forge";
+  return "of a distribution";
 }
 
-/// Fills `torch` from the folder of its libraries and sets `program` to the one for it. Returns the reason why it cannot be
-/// used; empty if it can.
-std::string inspect(const std::string& libraries, const std::vector<Program>& programs, Torch& torch, Program& program) {
+/// Fills `torch` from the folder of its libraries and sets `program` to the one for it. Returns the reason why it
+/// cannot be used; empty if it can.
+std::string inspect(const std::string& libraries, const std::vector<Program>& programs, Torch& torch,
+                    Program& program) {
   torch.root = parent(libraries);
   torch.folders = {libraries};
   const std::string builder = other_builder(libraries);
   if (!builder.empty()) {
-    return "[torch.build] " + torch.root + ": a LibTorch of " + builder + ", not PyTorch's own: " + install(programs) +
+    return "[torch.build] " + torch.root + ": a LibTorch " + builder + ", not PyTorch's own: " + install(programs) +
            " in an environment of its own, or build trainkit from source";
   }
   const std::string version = version_of(torch.root);
-  const auto suits = [&](const Program& each) { return version == each.series || version.starts_with(each.series + "."); };
+  const auto suits = [&](const Program& each) {
+    return version == each.series || version.starts_with(each.series + ".");
+  };
   const auto suitable = std::find_if(programs.begin(), programs.end(), suits);
   if (suitable == programs.end() && !(version.empty() && programs.size() == 1)) {
-    return "[torch.version] " + torch.root + ": unsuitable LibTorch version (got " + (version.empty() ? "none" : version) +
-           ", expected " + series_of(programs) + "): " + install(programs);
+    return "[torch.version] " + torch.root + ": unsuitable LibTorch version (got " +
+           (version.empty() ? "none" : version) + ", expected " + series_of(programs) + "): " + install(programs);
   }
   program = suitable == programs.end() ? programs[0] : *suitable;
   const bool has_cuda = exists(libraries + "/libc10_cuda.so");

@@ -29,7 +29,8 @@ struct Program {
   std::vector<std::string> needed = {};
 };
 
-/// Result of a search: a LibTorch and the program for it, or the problem as the text of an error without the word "error".
+/// Result of a search: a LibTorch and the program for it, or the problem as the text of an error without the word
+/// "error".
 struct TorchSearch {
   bool found = false;
   Torch torch = {};
@@ -40,9 +41,9 @@ struct TorchSearch {
 /// Finds a LibTorch. Searches, in this order, next to the program (`program_folder`), in the folder of the variable
 /// TRAINKIT_TORCH, and in the torch package that python3 would import.
 ///
-/// Skips a LibTorch whose version none of `programs` (at least one, oldest first) was built for, one of conda-forge or of a
-/// distribution, and one without a library that the program needs. If TRAINKIT_TORCH names such a LibTorch, the search ends
-/// with an error.
+/// Skips a LibTorch whose version none of `programs` (at least one, oldest first) was built for, one of conda-forge or
+/// of a distribution, and one without a library that the program needs. If TRAINKIT_TORCH names such a LibTorch, the
+/// search ends with an error.
 TorchSearch find_torch(const std::string& program_folder, const std::vector<Program>& programs);
 
 }  // namespace trainkit::launcher

@@ -1,5 +1,5 @@
-// All programs of a package in one file, so that they share their code. The launcher (apps/launcher) gives the name of the
-// program as the first word.
+// All programs of a package in one file, so that they share their code. The launcher (apps/launcher) gives the name of
+// the program as the first word.
 #include <cstdio>
 #include <string_view>
 

@@ -183,8 +183,8 @@ struct MediaWriterOptions {
 ///
 ///   write_media("clip.mp4", frames, samples, {.frame_rate = 24, .sample_rate = 16000});
 ///
-/// The codecs are H.264 and AAC; MPEG-4 and AAC if FFmpeg was built without libx264, as that of our packages. Disk errors: exit code 6. Throws c10::ValueError for other
-/// shapes, dtypes or options.
+/// The codecs are H.264 and AAC; MPEG-4 and AAC if FFmpeg was built without libx264, as that of our packages. Disk
+/// errors: exit code 6. Throws c10::ValueError for other shapes, dtypes or options.
 absl::Status write_media(const std::string& path, const at::Tensor& frames, const at::Tensor& samples,
                          const MediaWriterOptions& options = {});
 

@@ -144,10 +144,11 @@ CudaDiagnosis diagnose_cuda(const CudaFacts& facts) {
   if (facts.driver_cuda == 0) return no_driver(facts);
   if (facts.driver_cuda / 1000 < facts.libtorch_cuda / 1000) {
     const std::string driver = facts.driver_version.empty() ? "the driver" : "driver " + facts.driver_version;
-    return {CudaState::kDriverTooOld,
-            driver + " supports CUDA up to " + cuda_version_text(facts.driver_cuda) + ", but LibTorch was built for " +
-                cuda_version_text(facts.libtorch_cuda),
-            std::string("install driver ") + driver_for(facts.libtorch_cuda / 1000) + " or later" + older_libtorch(facts)};
+    return {
+        CudaState::kDriverTooOld,
+        driver + " supports CUDA up to " + cuda_version_text(facts.driver_cuda) + ", but LibTorch was built for " +
+            cuda_version_text(facts.libtorch_cuda),
+        std::string("install driver ") + driver_for(facts.libtorch_cuda / 1000) + " or later" + older_libtorch(facts)};
   }
   if (facts.visible_devices) return not_visible(facts);
   return {CudaState::kDriverFails,
