@@ -87,10 +87,10 @@ every_program() {
   local program data
   for program in transformer hsi gpt2rec emotion; do
     case $program in
-      transformer) data="--input /run/demo" ;;
+      transformer) data="--input /run/demo --preset shakespeare_char_cpu" ;;
       hsi) data="--cube /run/demo/demo.mat --gt /run/demo/demo_gt.mat" ;;
       gpt2rec) data="--data_dir /run/demo/ml-1m" ;;
-      emotion) data="--data_dir /run/demo" ;;
+      emotion) data="--data_dir /run/demo --model_size simple --frames 4 --image_size 64 --batch_size 4" ;;
     esac
     inside "rm -rf /run/demo /run/trained; $1trainkit-$program --make_demo_data /run/demo >/dev/null
       $1trainkit-$program $data --output_dir /run/trained --device cpu --max_steps 20 --save_every 20 >/run/log 2>&1 || { cat /run/log; exit 1; }
