@@ -87,6 +87,7 @@ licence cpp-httplib "Debian source package cpp-httplib $(sed -n 's/^Version: *//
 # Linked into the programs from Debian's archives.
 of_debian Abseil libabsl-dev
 of_debian fmt libfmt-dev
+of_debian glibc libc6-dev  # the launcher
 of_debian jemalloc libjemalloc-dev
 of_debian libpng libpng-dev
 of_debian nlohmann-json nlohmann-json3-dev

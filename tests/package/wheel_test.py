@@ -19,7 +19,7 @@ import zipfile
 WHEEL = pathlib.Path(sys.argv.pop(1)).resolve()
 PROGRAMS = ["trainkit", "trainkit-emotion", "trainkit-gpt2rec", "trainkit-hsi", "trainkit-transformer"]
 CARRIED = ["libtrainkit_ffmpeg.so", "libtrainkit_hdf5.so"]
-LICENCES = ["Abseil", "FFmpeg", "HDF5", "cpp-httplib", "fmt", "jemalloc", "libaec", "libpng", "matio", "nlohmann-json", "protozero",
+LICENCES = ["Abseil", "FFmpeg", "HDF5", "cpp-httplib", "fmt", "glibc", "jemalloc", "libaec", "libpng", "matio", "nlohmann-json", "protozero",
             "xxHash", "yaml-cpp", "zlib"]
 OF_TORCH = r"lib(torch|c10|cudart|nccl)\b.*|lib(torch|c10)_.*"
 OF_SYSTEM = r"lib(c|m|gcc_s|stdc\+\+|pthread|dl|rt)\.so\..*|ld-linux-x86-64\.so\.2"
