@@ -37,7 +37,7 @@ begin=$(date +%s.%N) size=0
 # step TEXT: prints the cost of the previous step.
 step() {
   local now megabytes
-  now=$(date +%s.%N) megabytes=$(du -smx "$root" 2>/dev/null | cut -f1)
+  now=$(date +%s.%N) megabytes=$(du -smx --exclude="$root/torch" --exclude="$root/wheels" "$root" 2>/dev/null | cut -f1)
   printf '==> %s: %.0f s, %+d MB\n' "$1" "$(awk "BEGIN { print $now - $begin }")" \
     "$((${megabytes:-0} - size))"
   begin=$now size=${megabytes:-0}
