@@ -89,7 +89,7 @@ class ProgramTest(unittest.TestCase):
             result = run(PREFIX / "bin" / name, "--help", environment={"PATH": str(WORK / "empty")})
             self.assertEqual(result.returncode, 2, result)
             self.assertEqual(result.stdout, "")
-            self.assertRegex(result.stderr, r"\Atrainkit: error\[torch\.missing\] [^\n]*pip install "torch==2\.\d+\.\*"\n\Z")
+            self.assertRegex(result.stderr, r'\Atrainkit: error\[torch\.missing\] [^\n]*pip install "torch==2\.\d+\.\*"\n\Z')
 
     def test_trainkit_torch_is_used(self):
         result = self.trains(PREFIX, PATH=str(WORK / "empty"), TRAINKIT_TORCH=str(TORCH))
