@@ -55,8 +55,9 @@ bool belongs_to_torch(std::string_view library) {
   return false;
 }
 
-/// Returns whose a LibTorch is, in words ("of conda-forge"), if it is not PyTorch's own; else empty. PyTorch's own holds
-/// these libraries inside. Another one takes them from its system, and its classes may differ in memory.
+/// Returns whose a LibTorch is, in words ("of conda-forge"), if it is not PyTorch's own; else empty.
+/// PyTorch's own holds these libraries inside. Another one takes them from its system, and its classes may differ in
+/// memory.
 std::string other_builder(const std::string& libraries) {
   constexpr std::string_view inside[] = {"libprotobuf", "libonnx", "libsleef",  "libfmt.",
                                          "libabsl_",    "libuv.",  "libcpuinfo"};
