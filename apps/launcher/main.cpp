@@ -1,11 +1,13 @@
-// Starts an installed program. bin/<name> is a copy of this launcher; the program is libexec/trainkit/<name>.
+// Starts an installed program. bin/<name> is a copy of this launcher. The program is libexec/trainkit/<series>/<name>,
+// for each series of LibTorch ("2.11") that the installation has programs for, or libexec/trainkit/<series>/programs,
+// one file with all of them that selects by its first word.
 //
 // Note [Start of installed programs]
 //
 // LibTorch is not part of the package: it is found at run time, so a program cannot have a RUNPATH to it. The dynamic
 // loader reads LD_LIBRARY_PATH once, before main. So a separate process must set it:
 //
-// 1. The launcher finds a LibTorch of the right version that has all LibTorch libraries of the program (find_torch).
+// 1. The launcher finds a LibTorch that a program was built for and that has all LibTorch libraries of it (find_torch).
 // 2. It checks the other shared libraries and names the Debian packages of missing ones. The loader's own error would
 //    name only the first one.
 // 3. It puts LibTorch's folders first in LD_LIBRARY_PATH, saves the old value in TRAINKIT_LD_LIBRARY_PATH, and replaces
@@ -13,11 +15,12 @@
 // 4. Before main, the program restores LD_LIBRARY_PATH (restore_environment.cpp). Otherwise its child processes, such
 //    as python3 or git, would load LibTorch's copies of libraries.
 //
-// The launcher links neither LibTorch nor our library.
+// The launcher links neither LibTorch nor our library, and the C library statically: on a system whose C library is too
+// old it says so.
 
-#include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -59,21 +62,62 @@ std::string debian_package(std::string_view library) {
   return std::string(library.substr(0, mark)) + std::string(library.substr(mark + 4));
 }
 
+/// Returns the path of a library in the folders that the loader searches without its cache; empty if there is none.
+std::string in_folders(const std::string& library) {
+  const char* first = std::getenv("LD_LIBRARY_PATH");
+  std::string folders = first != nullptr ? first : "";
+  folders += ":/lib/x86_64-linux-gnu:/usr/lib/x86_64-linux-gnu:/lib64:/usr/lib64:/lib:/usr/lib";
+  for (size_t begin = 0; begin < folders.size();) {
+    const size_t end = std::min(folders.find(':', begin), folders.size());
+    const std::string path = folders.substr(begin, end - begin) + "/" + library;
+    if (end != begin && exists(path)) return path;
+    begin = end + 1;
+  }
+  return "";
+}
+
 /// Returns whether the loader finds a library outside LibTorch.
 bool installed(const std::string& library, const std::string& loader_cache) {
   // ldconfig's cache contains zero-terminated names and paths. A name may also be stored as the end of a path.
   for (const char before : {'\0', '/'})
     if (loader_cache.find(before + library + '\0') != std::string::npos) return true;
-  return dlopen(library.c_str(), RTLD_LAZY | RTLD_LOCAL) != nullptr;  // asks the loader; slower
+  return !in_folders(library).empty();
+}
+
+/// Returns whether the system's C library has what the programs need of it. PyTorch's own LibTorch needs less.
+bool has_glibc() {
+  const std::string path = in_folders("libc.so.6");
+  return path.empty() || read_file(path).find("GLIBC_" TRAINKIT_GLIBC) != std::string::npos;
+}
+
+/// Returns the program `name` of each series, oldest first.
+std::vector<Program> installed_programs(const std::string& prefix, const std::string& name) {
+  std::vector<Program> programs;
+  for (const std::string& folder : matches(prefix + "/libexec/trainkit/[0-9]*.[0-9]*")) {
+    for (const std::string& file : {name, std::string("programs")}) {
+      if (access((folder + "/" + file).c_str(), X_OK) != 0) continue;
+      programs.push_back({folder.substr(folder.rfind('/') + 1), folder + "/" + file, folder + "/without_cuda", {}});
+      programs.back().needed = needed_libraries(programs.back().path);
+      break;
+    }
+  }
+  const auto minor = [](const Program& program) {
+    return std::atoi(program.series.c_str() + program.series.find('.') + 1);
+  };
+  std::sort(programs.begin(), programs.end(), [&](const Program& a, const Program& b) {
+    const int left = std::atoi(a.series.c_str()), right = std::atoi(b.series.c_str());
+    return left != right ? left < right : minor(a) < minor(b);
+  });
+  return programs;
 }
 
 // See Note [Start of installed programs].
 int run(char** argv) {
   const std::string self = real_path("/proc/self/exe");
   const std::string folder = parent(self), prefix = parent(folder), name = self.substr(folder.size() + 1);
-  const std::string program = prefix + "/libexec/trainkit/" + name;
-  if (access(program.c_str(), X_OK) != 0)
-    return failed("[program.missing] " + program + ": " + std::strerror(errno), "reinstall trainkit");
+  const std::vector<Program> programs = installed_programs(prefix, name);
+  if (programs.empty())
+    return failed("[program.missing] " + prefix + "/libexec/trainkit: no program " + name, "reinstall trainkit");
 
   const std::string_view only_argument = argv[1] != nullptr && argv[2] == nullptr ? argv[1] : "";
   // As the trainer prints it. Loading LibTorch for it would take up to half a second.
@@ -82,12 +126,16 @@ int run(char** argv) {
     return 0;
   }
 
-  const std::vector<std::string> needed = needed_libraries(program);
-  const TorchSearch search = find_torch(folder, needed);
+  if (!has_glibc()) {
+    return failed("[program.glibc] " + name + ": the system's C library is older than glibc " TRAINKIT_GLIBC,
+                  "Debian 12, Ubuntu 22.04, Red Hat 9 and later have a newer one");
+  }
+  const TorchSearch search = find_torch(folder, programs);
   if (!search.found) return failed(search.problem);
 
   if (name == "trainkit" && (only_argument == "--cmake_prefix" || only_argument == "--cmake-prefix")) {
-    std::printf("%s;%s\n", prefix.c_str(), search.torch.root.c_str());
+    const std::string library = prefix + "/libtrainkit/" + search.program.series;  // a package has one for each series
+    std::printf("%s;%s\n", (exists(library) ? library : prefix).c_str(), search.torch.root.c_str());
     return 0;
   }
 
@@ -95,7 +143,7 @@ int run(char** argv) {
   constexpr int kNamed = 4;  // libraries named in the error; the hint lists the packages of all
   std::string missing, packages;
   int count = 0;
-  for (const std::string& library : needed) {
+  for (const std::string& library : search.program.needed) {
     if (!search.torch.folder_of(library).empty() || installed(library, cache)) continue;
     if (++count <= kNamed) missing += (missing.empty() ? "" : ", ") + library;
     const std::string package = debian_package(library);
@@ -115,6 +163,9 @@ int run(char** argv) {
   if (!original.empty()) path += ":" + original;
   setenv("TRAINKIT_LD_LIBRARY_PATH", original.c_str(), 1);  // for restore_environment.cpp
   setenv("LD_LIBRARY_PATH", path.c_str(), 1);
+  const std::string& program = search.program.path;
+  std::string word = self;  // not that of a link to the launcher
+  if (program.ends_with("/programs")) argv[0] = word.data();
   execv(program.c_str(), argv);
   return failed("[program.start] " + program + ": " + std::strerror(errno));
 }

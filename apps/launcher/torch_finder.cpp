@@ -14,8 +14,17 @@
 namespace trainkit::launcher {
 namespace {
 
-constexpr std::string_view kVersion = TRAINKIT_TORCH_VERSION;  // "2.11": version that the programs were built with
-constexpr const char* kInstall = "pip install torch==" TRAINKIT_TORCH_VERSION ".0";
+/// The series of the programs, in words: "2.11", "2.11, 2.12 or 2.15".
+std::string series_of(const std::vector<Program>& programs) {
+  std::string text = programs[0].series;
+  for (size_t i = 1; i < programs.size(); ++i) text += (i + 1 == programs.size() ? " or " : ", ") + programs[i].series;
+  return text;
+}
+
+/// The command that installs a LibTorch for one of the programs: for the newest.
+std::string install(const std::vector<Program>& programs) {
+  return "pip install \"torch==" + programs.back().series + ".*\"";
+}
 
 /// Returns the folder with LibTorch's shared libraries for `place`, which is a torch package, an unpacked LibTorch, its
 /// lib folder, or a folder of Python packages. Empty if there is none.
@@ -46,23 +55,57 @@ bool belongs_to_torch(std::string_view library) {
   return false;
 }
 
-/// Fills `torch` from the folder of its libraries. Returns the reason why it cannot be used; empty if it can.
-std::string inspect(const std::string& libraries, const std::vector<std::string>& needed, Torch& torch) {
+/// Returns whose a LibTorch is, in words ("of conda-forge"), if it is not PyTorch's own; else empty.
+/// PyTorch's own holds these libraries inside. Another one takes them from its system, and its classes may differ in
+/// memory.
+std::string other_builder(const std::string& libraries) {
+  constexpr std::string_view inside[] = {"libprotobuf", "libonnx", "libsleef",  "libfmt.",
+                                         "libabsl_",    "libuv.",  "libcpuinfo"};
+  const std::vector<std::string> needed = needed_libraries(libraries + "/libtorch_cpu.so");
+  const auto is_inside = [&](const std::string& library) {
+    return std::any_of(std::begin(inside), std::end(inside),
+                       [&](std::string_view each) { return library.starts_with(each); });
+  };
+  if (std::none_of(needed.begin(), needed.end(), is_inside)) return "";
+  for (std::string folder = libraries; !folder.empty(); folder = parent(folder))
+    if (exists(folder + "/conda-meta")) return "of conda-forge";
+  return "of a distribution";
+}
+
+/// Fills `torch` from the folder of its libraries and sets `program` to the one for it. Returns the reason why it
+/// cannot be used; empty if it can.
+std::string inspect(const std::string& libraries, const std::vector<Program>& programs, Torch& torch,
+                    Program& program) {
   torch.root = parent(libraries);
   torch.folders = {libraries};
-  const std::string version = version_of(torch.root);
-  if (!version.empty() && version != kVersion && !version.starts_with(std::string(kVersion) + ".")) {
-    return "[torch.version] " + torch.root + ": unsuitable LibTorch version (got " + version + ", expected " +
-           std::string(kVersion) + "): " + kInstall;
+  const std::string builder = other_builder(libraries);
+  if (!builder.empty()) {
+    return "[torch.build] " + torch.root + ": a LibTorch " + builder + ", not PyTorch's own: " + install(programs) +
+           " in an environment of its own, or build trainkit from source";
   }
+  const std::string version = version_of(torch.root);
+  const auto suits = [&](const Program& each) {
+    return version == each.series || version.starts_with(each.series + ".");
+  };
+  const auto suitable = std::find_if(programs.begin(), programs.end(), suits);
+  if (suitable == programs.end() && !(version.empty() && programs.size() == 1)) {
+    return "[torch.version] " + torch.root + ": unsuitable LibTorch version (got " +
+           (version.empty() ? "none" : version) + ", expected " + series_of(programs) + "): " + install(programs);
+  }
+  program = suitable == programs.end() ? programs[0] : *suitable;
+  const bool has_cuda = exists(libraries + "/libc10_cuda.so");
   const std::vector<std::string> nvidia_folders = matches(parent(torch.root) + "/nvidia/*/lib");
-  for (const std::string& library : needed) {
+  for (const std::string& library : program.needed) {
     if (!belongs_to_torch(library) || !torch.folder_of(library).empty()) continue;
     const auto has = [&](const std::string& folder) { return exists(folder + "/" + library); };
+    if (!has_cuda && has(program.without_cuda)) {
+      torch.folders.push_back(program.without_cuda);
+      continue;
+    }
     const auto folder = std::find_if(nvidia_folders.begin(), nvidia_folders.end(), has);
     if (folder == nvidia_folders.end()) {
       return "[torch.library] " + torch.root + ": this LibTorch lacks " + library +
-             ", which the program was built with: " + kInstall;
+             ", which the program was built with: " + install(programs);
     }
     torch.folders.push_back(*folder);
   }
@@ -105,13 +148,13 @@ std::string Torch::folder_of(const std::string& library) const {
   return "";
 }
 
-TorchSearch find_torch(const std::string& program_folder, const std::vector<std::string>& needed) {
+TorchSearch find_torch(const std::string& program_folder, const std::vector<Program>& programs) {
   TorchSearch search;
   // Returns true if the LibTorch at `place` can be used. Keeps the problem of the first one that cannot.
   const auto usable = [&](const std::string& place) {
     const std::string libraries = place.empty() ? "" : library_folder(place);
     if (libraries.empty()) return false;
-    const std::string problem = inspect(libraries, needed, search.torch);
+    const std::string problem = inspect(libraries, programs, search.torch, search.program);
     if (search.problem.empty()) search.problem = problem;
     search.found = problem.empty();
     return search.found;
@@ -137,8 +180,8 @@ TorchSearch find_torch(const std::string& program_folder, const std::vector<std:
 
   if (usable(torch_of_python())) return search;
   if (search.problem.empty()) {
-    search.problem = "[torch.missing] LibTorch " + std::string(kVersion) +
-                     " was not found next to the program, by TRAINKIT_TORCH or in python3: " + kInstall;
+    search.problem = "[torch.missing] LibTorch " + series_of(programs) +
+                     " was not found next to the program, by TRAINKIT_TORCH or in python3: " + install(programs);
   }
   return search;
 }

@@ -78,10 +78,12 @@ std::string program_folder() {
   if (size <= 0) return ".";
   path.resize(static_cast<size_t>(size));
   path.resize(path.find_last_of('/'));
-  // Installed programs are in libexec/trainkit. Child processes must start through the launchers in bin, which set the
-  // library path for LibTorch (apps/launcher).
-  constexpr std::string_view kInstalled = "/libexec/trainkit";
-  if (path.ends_with(kInstalled)) path.replace(path.size() - kInstalled.size(), kInstalled.size(), "/bin");
+  // Installed programs are below libexec/trainkit. Child processes must start through the launchers in bin, which set
+  // the library path for LibTorch (apps/launcher).
+  constexpr std::string_view kInstalled = "/libexec/trainkit/";
+  const size_t installed = path.rfind(kInstalled);
+  if (installed != path.npos && path.find('/', installed + kInstalled.size()) == path.npos)
+    path.replace(installed, path.npos, "/bin");
   return path;
 }
 

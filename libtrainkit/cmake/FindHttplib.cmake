@@ -1,5 +1,14 @@
 # Finds cpp-httplib as Debian builds it: a shared library whose class layouts depend on these definitions. Target:
 # Httplib::Httplib. Used by the program `trainkit` alone.
+if(TRAINKIT_PORTABLE)  # the header alone, without OpenSSL
+  find_package(ZLIB REQUIRED)
+  add_library(Httplib::Httplib INTERFACE IMPORTED)
+  target_include_directories(Httplib::Httplib INTERFACE ${TRAINKIT_CARRIED_LIBRARIES}/include)
+  target_compile_definitions(Httplib::Httplib INTERFACE CPPHTTPLIB_ZLIB_SUPPORT)
+  target_link_libraries(Httplib::Httplib INTERFACE ZLIB::ZLIB)
+  set(Httplib_FOUND TRUE)
+  return()
+endif()
 find_path(Httplib_INCLUDE_DIR httplib.h)
 find_library(Httplib_LIBRARY cpp-httplib)
 include(FindPackageHandleStandardArgs)

@@ -10,9 +10,11 @@ target_compile_options(trainkit_flags INTERFACE -fmacro-prefix-map=${PROJECT_SOU
 set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME dev)
 add_custom_target(trainkit_installed)  # builds everything that is installed
 
-# trainkit_install_program(NAME): installs a program as libexec/trainkit/<name> without a RUNPATH, and the launcher that
-# finds LibTorch and starts it as bin/<name> (apps/launcher). Shells load the completion of a program at the first Tab: they
-# ask the program for its flags.
+# trainkit_install_program(NAME): installs a program without a RUNPATH as libexec/trainkit/<LibTorch's series>/<name>, and the
+# launcher that finds LibTorch and starts it as bin/<name> (apps/launcher). Packages (TRAINKIT_PORTABLE) have one file with
+# all programs there (apps/packaged). Shells load the completion of a program at the first Tab: they ask the program for its
+# flags.
+set(TRAINKIT_PROGRAMS_DIRECTORY libexec/trainkit/${TRAINKIT_TORCH_SERIES})
 function(trainkit_install_program NAME)
   get_target_property(program ${NAME} OUTPUT_NAME)
   if(NOT program)
@@ -24,10 +26,15 @@ function(trainkit_install_program NAME)
   file(WRITE ${folder}/_${program} "#compdef ${program}\nsource <(${program} --completion zsh 2>/dev/null)\n${function} \"$@\"\n")
   install(FILES ${folder}/${program} DESTINATION share/bash-completion/completions COMPONENT programs)
   install(FILES ${folder}/_${program} DESTINATION share/zsh/site-functions COMPONENT programs)
-  target_sources(${NAME} PRIVATE ${PROJECT_SOURCE_DIR}/apps/launcher/restore_environment.cpp)
-  install(TARGETS ${NAME} RUNTIME DESTINATION libexec/trainkit COMPONENT programs)
   install(PROGRAMS $<TARGET_FILE:trainkit-launcher> DESTINATION bin RENAME $<TARGET_FILE_NAME:${NAME}> COMPONENT programs)
-  add_dependencies(trainkit_installed ${NAME} trainkit-launcher)
+  add_dependencies(trainkit_installed trainkit-launcher)
+  if(TRAINKIT_PORTABLE)
+    set_property(GLOBAL APPEND PROPERTY TRAINKIT_PROGRAMS ${NAME})
+    return()
+  endif()
+  target_sources(${NAME} PRIVATE ${PROJECT_SOURCE_DIR}/apps/launcher/restore_environment.cpp)
+  install(TARGETS ${NAME} RUNTIME DESTINATION ${TRAINKIT_PROGRAMS_DIRECTORY} COMPONENT programs)
+  add_dependencies(trainkit_installed ${NAME})
 endfunction()
 
 # Third-party libraries of the modules: LIBRARY | package for find_package | module or flag for pkg-config.
@@ -142,42 +149,7 @@ function(trainkit_write_package DIRECTORY)
   install(FILES ${CMAKE_CURRENT_BINARY_DIR}/trainkit.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 endfunction()
 
-# Settings of CPack for `./dev package`: one .tar.gz with both components, and one .deb per component.
-set(CPACK_GENERATOR TGZ DEB)
-set(CPACK_PACKAGE_NAME trainkit)
-set(CPACK_PACKAGE_VENDOR "The libtrainkit authors")
-set(CPACK_PACKAGE_CONTACT "The libtrainkit authors <libtrainkit@localhost>")
-set(CPACK_PACKAGE_DIRECTORY ${CMAKE_BINARY_DIR}/packages)
-set(CPACK_RESOURCE_FILE_LICENSE ${PROJECT_SOURCE_DIR}/LICENSE)
-set(CPACK_STRIP_FILES ON)
-set(CPACK_COMPONENTS_ALL dev programs)
-set(CPACK_COMPONENTS_GROUPING IGNORE)
-string(TOLOWER ${CMAKE_SYSTEM_NAME}-${CMAKE_SYSTEM_PROCESSOR} trainkit_platform)
-set(CPACK_PACKAGE_FILE_NAME trainkit-${PROJECT_VERSION}-${trainkit_platform})
-set(CPACK_DEB_COMPONENT_INSTALL ON)
-set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
-set(CPACK_DEBIAN_PACKAGE_SECTION science)
-set(CPACK_DEBIAN_DEV_PACKAGE_NAME libtrainkit-dev)
-set(CPACK_DEBIAN_DEV_PACKAGE_SECTION libdevel)
-set(CPACK_COMPONENT_DEV_DESCRIPTION "Library for training neural networks on LibTorch (development files)
- Headers, static libraries, CMake package and pkg-config file of libtrainkit.
- LibTorch itself comes from PyPI: pip install torch==${TRAINKIT_TORCH_SERIES}.0")
-set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "libabsl-dev, libpng-dev, libyaml-cpp-dev, zlib1g-dev")
-set(CPACK_DEBIAN_DEV_PACKAGE_RECOMMENDS "cmake, g++, pkg-config")
-set(CPACK_DEBIAN_PROGRAMS_PACKAGE_NAME trainkit)
-set(CPACK_DEBIAN_PROGRAMS_PACKAGE_SHLIBDEPS ON)
-set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${trainkit_torch_parent}/torch/lib)
-file(GLOB trainkit_nvidia_folders ${trainkit_torch_parent}/nvidia/*/lib)
-list(APPEND CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${trainkit_nvidia_folders})
-# These are loaded at their first use, so that dpkg-shlibdeps does not see them.
-set(CPACK_DEBIAN_PROGRAMS_PACKAGE_RECOMMENDS "python3-venv, libavformat59, libhdf5-103-1, libmatio11, libswscale6")
-set(CPACK_COMPONENT_PROGRAMS_DESCRIPTION "Trainers of neural networks on LibTorch, and the tool trainkit
- The programs trainkit, trainkit-transformer, trainkit-hsi, trainkit-gpt2rec and trainkit-emotion.
- LibTorch itself comes from PyPI: pip install torch==${TRAINKIT_TORCH_SERIES}.0")
 if(TRAINKIT_INSTALL)
   install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION share/doc/libtrainkit-dev RENAME copyright COMPONENT dev)
   install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION share/doc/trainkit RENAME copyright COMPONENT programs)
-endif()
-if(PROJECT_IS_TOP_LEVEL)
-  include(CPack)
 endif()

@@ -31,11 +31,11 @@ class LauncherTest(unittest.TestCase):
     def tearDown(self):
         self.folder.cleanup()
 
-    def program(self, name, text):
-        for place in ("bin", "libexec/trainkit"):
+    def program(self, name, text, series="2.11", file=None):
+        for place in ("bin", f"libexec/trainkit/{series}"):
             (self.prefix / place).mkdir(parents=True, exist_ok=True)
         shutil.copy(LAUNCHER, self.prefix / "bin" / name)
-        path = self.prefix / "libexec/trainkit" / name
+        path = self.prefix / "libexec/trainkit" / series / (file or name)
         path.write_text(text)
         path.chmod(0o755)
         return path
@@ -72,7 +72,7 @@ class LauncherTest(unittest.TestCase):
         self.assertIn(f"path={torch}/lib ", result.stdout)
 
     def test_without_libtorch_one_line_names_the_command_that_installs_it(self):
-        self.assert_fails(self.start(), "trainkit: error[torch.missing] ", "pip install torch==2.11.0")
+        self.assert_fails(self.start(), "trainkit: error[torch.missing] ", 'pip install "torch==2.11.*"')
 
     def test_each_place_beside_the_program_is_searched(self):
         for place in ("site-packages/trainkit/torch", "site-packages/torch", "site-packages/trainkit/libtorch",
@@ -110,6 +110,64 @@ class LauncherTest(unittest.TestCase):
         torch = self.torch("packages/torch")
         self.assert_uses(self.start(path=self.python3(torch.parent)), torch)
 
+    def test_the_program_for_the_version_that_is_found_is_started(self):
+        for series in ("2.9", "2.12"):
+            self.program("trainkit", f"#!/bin/sh\necho {series}\n", series)
+        for version, expected in {"2.9.0": "2.9\n", "2.12.1+cu130": "2.12\n"}.items():
+            torch = self.torch(f"torch-{version}/torch", version)
+            self.assertEqual(self.start(TRAINKIT_TORCH=str(torch)).stdout, expected)
+        other = self.torch("torch-2.13/torch", "2.13.0")
+        self.assert_fails(self.start(TRAINKIT_TORCH=str(other)), "got 2.13.0, expected 2.9, 2.11 or 2.12", 'pip install "torch==2.12.*"')
+        self.assert_fails(self.start(), "LibTorch 2.9, 2.11 or 2.12 was not found", 'pip install "torch==2.12.*"')
+
+    def test_one_file_with_all_programs_gets_the_name_of_the_launcher(self):
+        (self.prefix / "libexec/trainkit/2.11/trainkit").unlink()
+        self.program("trainkit-hsi", "", file="programs")
+        source = self.root / "names.cpp"
+        source.write_text("#include <cstdio>\nint main(int, char** argv) { std::puts(argv[0]); }")
+        subprocess.run([COMPILER, source, "-o", self.prefix / "libexec/trainkit/2.11/programs"], check=True)
+        torch = self.torch("site-packages/torch")
+        result = self.start(program="trainkit-hsi")
+        self.assertEqual((result.stdout, result.returncode), (f"{self.prefix}/bin/trainkit-hsi\n", 0), result)
+
+    def test_cmake_prefix_names_the_library_of_the_series_in_a_package(self):
+        library = self.prefix / "libtrainkit/2.11"
+        library.mkdir(parents=True)
+        torch = self.torch("chosen/torch")
+        self.assertEqual(self.start("--cmake_prefix", TRAINKIT_TORCH=str(torch)).stdout, f"{library};{torch}\n")
+
+    def test_a_libtorch_of_conda_or_of_a_distribution_is_refused(self):
+        for library, place, builder in (("libprotobuf.so.32", "usr/torch", "a distribution"),
+                                        ("libabsl_base.so.2501.0.0", "conda/torch", "conda-forge"),
+                                        ("libgomp-12345.so.1", "conda/own/torch", None)):
+            with self.subTest(builder):
+                torch = self.torch(place)
+                (self.root / "conda/conda-meta").mkdir(parents=True, exist_ok=True)
+                self.shared_library(torch / "lib/libtorch_cpu.so", needs=library)
+                result = self.start(TRAINKIT_TORCH=str(torch))
+                if builder is None:
+                    self.assert_uses(result, torch)
+                else:
+                    self.assert_fails(result, f"error[torch.build] {torch}: a LibTorch of {builder}, ", 'pip install "torch==2.11.*"', "from source")
+
+    def test_a_system_with_an_older_c_library_is_named(self):
+        self.torch("site-packages/torch")
+        (self.root / "empty/libc.so.6").write_text("GLIBC_2.2.5 GLIBC_2.31")
+        result = self.start(LD_LIBRARY_PATH=str(self.root / "empty"))
+        self.assertEqual((result.returncode, result.stdout), (2, ""))
+        self.assertEqual(result.stderr.splitlines()[0],
+                         "trainkit: error[program.glibc] trainkit: the system's C library is older than glibc 2.34")
+
+    def test_a_libtorch_without_cuda_gets_libraries_that_find_no_device(self):
+        self.linked("libc10_cuda.so")
+        torch = self.torch("chosen/torch")
+        folder = self.prefix / "libexec/trainkit/2.11/without_cuda"
+        folder.mkdir()
+        shutil.copy(self.root / "library.so", folder / "libc10_cuda.so")
+        self.assertEqual(self.start(program="trainkit-linked", TRAINKIT_TORCH=str(torch)).returncode, 0)
+        (torch / "lib/libc10_cuda.so").touch()  # one with CUDA uses its own
+        self.assertNotEqual(self.start(program="trainkit-linked", TRAINKIT_TORCH=str(torch)).returncode, 0)
+
     def test_a_variable_that_names_no_libtorch_is_an_error(self):
         torch = self.torch("packages/torch")
         result = self.start(path=self.python3(torch.parent), TRAINKIT_TORCH=str(self.root / "empty"))
@@ -137,6 +195,13 @@ class LauncherTest(unittest.TestCase):
         result = subprocess.run([self.root / "link"], env={"PATH": ""}, capture_output=True, text=True)
         self.assert_uses(result, torch)
 
+    def shared_library(self, path, needs):
+        source = self.root / "needs.cpp"
+        source.write_text("int g() { return 0; }")
+        subprocess.run([COMPILER, "-shared", "-fPIC", f"-Wl,-soname,{needs}", source, "-o", self.root / "needed.so"], check=True)
+        source.write_text("int g(); int h() { return g(); }")
+        subprocess.run([COMPILER, "-shared", "-fPIC", source, self.root / "needed.so", "-o", path], check=True)
+
     def linked(self, library):
         """A program that needs a missing shared library."""
         program = self.program("trainkit-linked", "")
@@ -160,7 +225,7 @@ class LauncherTest(unittest.TestCase):
         self.linked("libc10_cuda.so")
         torch = self.torch("chosen/torch")
         result = self.start(program="trainkit-linked", TRAINKIT_TORCH=str(torch))
-        self.assert_fails(result, f"error[torch.library] {torch}", "libc10_cuda.so", "pip install torch==2.11.0")
+        self.assert_fails(result, f"error[torch.library] {torch}", "libc10_cuda.so", 'pip install "torch==2.11.*"')
 
     def test_libraries_in_the_nvidia_packages_beside_torch_are_found(self):
         self.linked("libcudart.so.13")

@@ -40,7 +40,9 @@ class InstalledTreeTest(unittest.TestCase):
 
     def test_every_program_has_a_launcher(self):
         self.assertEqual(sorted(path.name for path in (PREFIX / "bin").iterdir()), PROGRAMS)
-        self.assertEqual(sorted(path.name for path in (PREFIX / "libexec/trainkit").iterdir()), PROGRAMS)
+        [folder] = (PREFIX / "libexec/trainkit").iterdir()
+        self.assertRegex(folder.name, r"^2\.\d+$")
+        self.assertEqual(sorted(path.name for path in folder.iterdir()), PROGRAMS)
         self.assertTrue((PREFIX / "share/trainkit/config_3x4090.json").is_file())
 
     def test_no_path_of_the_build_machine_remains_in_any_file(self):
@@ -55,7 +57,7 @@ class InstalledTreeTest(unittest.TestCase):
             self.assertIsNone(found, f"{path}: {found and found.group()}")
 
     def test_no_program_has_a_runpath(self):
-        for path in (PREFIX / "libexec/trainkit").iterdir():
+        for path in (PREFIX / "libexec/trainkit").glob("*/*"):
             header = run("readelf", "-d", path).stdout
             self.assertIn("libtorch_cpu.so", header)
             self.assertNotRegex(header, "RPATH|RUNPATH")
@@ -87,7 +89,7 @@ class ProgramTest(unittest.TestCase):
             result = run(PREFIX / "bin" / name, "--help", environment={"PATH": str(WORK / "empty")})
             self.assertEqual(result.returncode, 2, result)
             self.assertEqual(result.stdout, "")
-            self.assertRegex(result.stderr, r"\Atrainkit: error\[torch\.missing\] [^\n]*pip install torch==2\.11\.0\n\Z")
+            self.assertRegex(result.stderr, r'\Atrainkit: error\[torch\.missing\] [^\n]*pip install "torch==2\.\d+\.\*"\n\Z')
 
     def test_trainkit_torch_is_used(self):
         result = self.trains(PREFIX, PATH=str(WORK / "empty"), TRAINKIT_TORCH=str(TORCH))

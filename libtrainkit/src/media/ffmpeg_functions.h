@@ -16,9 +16,9 @@ extern "C" {
 
 namespace trainkit::detail {
 
-#define TRAINKIT_FFMPEG(name, version)                                                    \
-  inline constinit LateLibrary name {                                                     \
-    "lib" #name ".so." AV_STRINGIFY(version), "FFmpeg", "lib" #name AV_STRINGIFY(version) \
+#define TRAINKIT_FFMPEG(name, version)                                                                                \
+  inline constinit LateLibrary name {                                                                                 \
+    "lib" #name ".so." AV_STRINGIFY(version), "FFmpeg", "lib" #name AV_STRINGIFY(version), TRAINKIT_CARRIED("ffmpeg") \
   }
 TRAINKIT_FFMPEG(avformat, LIBAVFORMAT_VERSION_MAJOR);
 TRAINKIT_FFMPEG(avcodec, LIBAVCODEC_VERSION_MAJOR);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <initializer_list>
 #include <optional>
 
 #include "media/ffmpeg.h"
@@ -88,9 +89,10 @@ class Mp4 {
     return absl::InternalError("encoding failed: " + (said.empty() ? detail::ffmpeg_error(code) : said));
   }
 
-  absl::Status make_track(Track& track, const char* name) {
-    const AVCodec* codec = avcodec_find_encoder_by_name(name);
-    if (!codec) return absl::UnimplementedError(std::string("this FFmpeg has no encoder ") + name);
+  absl::Status make_track(Track& track, std::initializer_list<const char*> names) {
+    const AVCodec* codec = nullptr;
+    for (const char* name : names) codec = codec ? codec : avcodec_find_encoder_by_name(name);
+    if (!codec) return absl::UnimplementedError(std::string("this FFmpeg has no encoder ") + *names.begin());
     track.encoder.reset(avcodec_alloc_context3(codec));
     track.frame.reset(av_frame_alloc());
     track.stream = avformat_new_stream(format_, nullptr);
@@ -109,19 +111,25 @@ class Mp4 {
 
   absl::Status open_video(const at::Tensor& frames) {
     Track& track = video_.emplace();
-    TRAINKIT_RETURN_IF_ERROR(make_track(track, "libx264"));
+    TRAINKIT_RETURN_IF_ERROR(make_track(track, {"libx264", "mpeg4"}));
     AVCodecContext& encoder = *track.encoder;
+    const bool x264 = encoder.codec_id == AV_CODEC_ID_H264;
     encoder.height = static_cast<int>(frames.size(2));
     encoder.width = static_cast<int>(frames.size(3));
     encoder.pix_fmt = AV_PIX_FMT_YUV420P;
     encoder.colorspace = AVCOL_SPC_SMPTE170M;
     encoder.color_range = AVCOL_RANGE_MPEG;
-    encoder.framerate = av_d2q(options_.frame_rate, 100'000);
+    encoder.framerate = av_d2q(options_.frame_rate, x264 ? 100'000 : 65'535);  // MPEG-4's largest
     encoder.time_base = av_inv_q(encoder.framerate);
     encoder.gop_size = options_.keyframe_interval;
     encoder.max_b_frames = options_.max_b_frames;
-    av_opt_set(encoder.priv_data, "preset", options_.preset.c_str(), 0);
-    av_opt_set_int(encoder.priv_data, "crf", options_.crf, 0);
+    if (x264) {
+      av_opt_set(encoder.priv_data, "preset", options_.preset.c_str(), 0);
+      av_opt_set_int(encoder.priv_data, "crf", options_.crf, 0);
+    } else {  // a quantizer of 4 looks like x264's default
+      encoder.flags |= AV_CODEC_FLAG_QSCALE;
+      encoder.global_quality = FF_QP2LAMBDA * std::max(1, options_.crf / 5);
+    }
     TRAINKIT_RETURN_IF_ERROR(start_track(track));
     track.stream->avg_frame_rate = encoder.framerate;
     if (options_.rotation != 0) {
@@ -142,7 +150,7 @@ class Mp4 {
 
   absl::Status open_audio(const at::Tensor& samples) {
     Track& track = audio_.emplace();
-    TRAINKIT_RETURN_IF_ERROR(make_track(track, "aac"));
+    TRAINKIT_RETURN_IF_ERROR(make_track(track, {"aac"}));
     AVCodecContext& encoder = *track.encoder;
     encoder.sample_fmt = AV_SAMPLE_FMT_FLTP;
     encoder.sample_rate = static_cast<int>(options_.sample_rate);

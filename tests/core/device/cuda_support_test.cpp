@@ -53,7 +53,13 @@ TEST_CASE("A driver too old for CUDA 13 is reported with both remedies") {
   });
   CHECK(diagnosis.state == CudaState::kDriverTooOld);
   CHECK(diagnosis.problem == "driver 550.54.15 supports CUDA up to 12.4, but LibTorch was built for 13.0");
-  CHECK_THAT(diagnosis.remedy, Catch::Contains("driver 580 or later") && Catch::Contains("LibTorch for CUDA 12"));
+  CHECK_THAT(diagnosis.remedy, Catch::Contains("driver 580 or later") && Catch::Contains("LibTorch for CUDA 12.6") &&
+                                   Catch::Contains("pip install \"torch==2.14.*\" --index-url"));
+}
+
+TEST_CASE("A driver too old for CUDA 12 has no other LibTorch") {
+  const auto diagnosis = diagnose([](CudaFacts& facts) { facts.driver_cuda = 11040; });
+  CHECK(diagnosis.remedy == "install driver 580 or later");
 }
 
 TEST_CASE("A driver of an earlier minor version is new enough") {

@@ -10,6 +10,8 @@
 namespace trainkit::detail {
 
 inline constinit LateLibrary z{"libz.so.1", "zlib", "zlib1g"};
+inline constinit LateLibrary carried{"libtrainkit_missing.so.3", "zlib", "zlib1g", "libz.so.1"};
+inline constinit LateLibrary not_carried{"libz.so.1", "zlib", "zlib1g", "$ORIGIN/libtrainkit_missing.so.3"};
 inline constinit LateLibrary missing{"libtrainkit_missing.so.3", "the missing library 3.2", "libmissing3"};
 TRAINKIT_LATE_FUNCTION(z, zlibVersion);
 TRAINKIT_LATE_FUNCTION(missing, zlibCompileFlags);
@@ -18,6 +20,11 @@ TEST_CASE("A late function is that of its library, which is loaded at the first 
   CHECK(std::string(zlibVersion()) == ZLIB_VERSION);
   CHECK(z.load().ok());
   CHECK_THROWS_AS(z.find("no_such_function"), c10::Error);
+}
+
+TEST_CASE("The library that a package carries comes before the system's", "[core][late_library]") {
+  CHECK(carried.load().ok());
+  CHECK(not_carried.load().ok());
 }
 
 TEST_CASE("A library that is not installed is an error that names what to install", "[core][late_library]") {

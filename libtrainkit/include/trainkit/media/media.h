@@ -166,7 +166,7 @@ struct MediaWriterOptions {
   double frame_rate = 25;
   /// Sample rate of `samples` in Hz; one that AAC supports (8000 to 96000).
   int64_t sample_rate = 48'000;
-  /// x264's constant rate factor, 0 (lossless) to 51. The default is x264's.
+  /// x264's constant rate factor, 0 (lossless) to 51. The default is x264's. A fifth of it is MPEG-4's quantizer.
   int crf = 23;
   /// x264's preset, "ultrafast" to "veryslow".
   std::string preset = "medium";
@@ -183,8 +183,8 @@ struct MediaWriterOptions {
 ///
 ///   write_media("clip.mp4", frames, samples, {.frame_rate = 24, .sample_rate = 16000});
 ///
-/// kUnimplemented if FFmpeg was built without libx264. Disk errors: exit code 6. Throws c10::ValueError for other
-/// shapes, dtypes or options.
+/// The codecs are H.264 and AAC; MPEG-4 and AAC if FFmpeg was built without libx264, as that of our packages. Disk
+/// errors: exit code 6. Throws c10::ValueError for other shapes, dtypes or options.
 absl::Status write_media(const std::string& path, const at::Tensor& frames, const at::Tensor& samples,
                          const MediaWriterOptions& options = {});
 

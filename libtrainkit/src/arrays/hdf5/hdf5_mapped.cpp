@@ -92,7 +92,7 @@ hid_t driver() {
 
 }  // namespace
 
-constinit LateLibrary hdf5{TRAINKIT_HDF5_LIBRARY, "HDF5", "libhdf5-103-1"};
+constinit LateLibrary hdf5{TRAINKIT_HDF5_LIBRARY, "HDF5", "libhdf5-103-1", TRAINKIT_CARRIED("hdf5")};
 
 RecordedReads* RecordedReads::active = nullptr;
 

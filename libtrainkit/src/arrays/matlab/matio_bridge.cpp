@@ -38,7 +38,7 @@ constexpr std::array kStoredTypes = {MAT_T_DOUBLE, MAT_T_SINGLE, MAT_T_INT8,   M
 
 }  // namespace
 
-constinit LateLibrary matio{TRAINKIT_MATIO_LIBRARY, "libmatio", "libmatio11"};
+constinit LateLibrary matio{TRAINKIT_MATIO_LIBRARY, "libmatio", "libmatio11", TRAINKIT_CARRIED("hdf5")};
 
 at::Tensor reverse_dims(const at::Tensor& tensor) {
   std::vector<int64_t> order(tensor.dim());

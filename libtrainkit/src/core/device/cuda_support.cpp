@@ -30,6 +30,14 @@ const char* driver_for(int cuda_major) {
   }
 }
 
+/// Returns the second remedy for a driver of CUDA 12: PyTorch builds LibTorch up to 2.14 for CUDA 12.6, not on PyPI.
+/// Source: docs/installing.md, table of drivers.
+std::string older_libtorch(const CudaFacts& facts) {
+  if (facts.driver_cuda / 1000 != 12) return "";
+  return ", or build with a LibTorch for CUDA 12.6: pip install \"torch==2.14.*\" --index-url "
+         "https://download.pytorch.org/whl/cu126, then ./dev build";
+}
+
 std::string first_line(const fs::path& path) {
   std::ifstream file(path);
   std::string line;
@@ -136,11 +144,11 @@ CudaDiagnosis diagnose_cuda(const CudaFacts& facts) {
   if (facts.driver_cuda == 0) return no_driver(facts);
   if (facts.driver_cuda / 1000 < facts.libtorch_cuda / 1000) {
     const std::string driver = facts.driver_version.empty() ? "the driver" : "driver " + facts.driver_version;
-    return {CudaState::kDriverTooOld,
-            driver + " supports CUDA up to " + cuda_version_text(facts.driver_cuda) + ", but LibTorch was built for " +
-                cuda_version_text(facts.libtorch_cuda),
-            std::string("install driver ") + driver_for(facts.libtorch_cuda / 1000) +
-                " or later, or build with a LibTorch for CUDA " + std::to_string(facts.driver_cuda / 1000)};
+    return {
+        CudaState::kDriverTooOld,
+        driver + " supports CUDA up to " + cuda_version_text(facts.driver_cuda) + ", but LibTorch was built for " +
+            cuda_version_text(facts.libtorch_cuda),
+        std::string("install driver ") + driver_for(facts.libtorch_cuda / 1000) + " or later" + older_libtorch(facts)};
   }
   if (facts.visible_devices) return not_visible(facts);
   return {CudaState::kDriverFails,

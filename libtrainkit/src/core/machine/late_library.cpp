@@ -11,6 +11,7 @@ absl::Status LateLibrary::load() {
   // Without the lock, which another thread may hold where this process was forked.
   if (handle_) return absl::OkStatus();
   const std::lock_guard lock(mutex_);
+  if (!handle_ && carried_) handle_ = dlopen(carried_, RTLD_LAZY | RTLD_LOCAL);
   if (!handle_) handle_ = dlopen(file_, RTLD_LAZY | RTLD_LOCAL);
   if (handle_) return absl::OkStatus();
   const char* reason = dlerror();

@@ -17,6 +17,14 @@ namespace trainkit::detail {
 // A header of the module that uses a library lists its functions with TRAINKIT_LATE_FUNCTION, in namespace
 // trainkit::detail. There each name hides the function of the library's own header, so that calls are written as
 // always. Code outside of that namespace that calls one does not link.
+//
+// A package that runs on any Linux (TRAINKIT_PORTABLE) carries them under names of its own, in the folder above that of
+// the program. The system's are the second choice, for programs of users that link the package's library.
+#ifdef TRAINKIT_PORTABLE
+#define TRAINKIT_CARRIED(name) "$ORIGIN/../libtrainkit_" name ".so"
+#else
+#define TRAINKIT_CARRIED(name) nullptr
+#endif
 
 /// A shared library that is loaded at its first use and never unloaded. Thread-safe.
 class LateLibrary {
@@ -24,8 +32,9 @@ class LateLibrary {
   /// @param file name for the loader, with its version: "libavutil.so.57".
   /// @param product what the user installs: "FFmpeg".
   /// @param package of Debian: "libavutil57".
-  constexpr LateLibrary(const char* file, const char* product, const char* package)
-      : file_(file), product_(product), package_(package) {}
+  /// @param carried file of a package that is tried first: TRAINKIT_CARRIED("ffmpeg"). The loader reads $ORIGIN.
+  constexpr LateLibrary(const char* file, const char* product, const char* package, const char* carried = nullptr)
+      : file_(file), product_(product), package_(package), carried_(carried) {}
 
   /// Loads the library. Error of exit code 2, program.library, that names it and what to install.
   absl::Status load();
@@ -33,7 +42,7 @@ class LateLibrary {
   void* find(const char* name);
 
  private:
-  const char *file_, *product_, *package_;
+  const char *file_, *product_, *package_, *carried_;
   std::mutex mutex_;
   std::atomic<void*> handle_ = nullptr;
 };
