@@ -1,8 +1,9 @@
 """The work of BM_Clips with torchcodec in two threads, as in SPDL and many hand-written loaders: the same frames,
-scaled by the decoder or by torch, whichever is faster, and torchaudio's log-mel. Reads the files that bench_media
-wrote."""
+scaled by the decoder or by torch, whichever is faster, and the log-mel by the operations of torchaudio's
+MelSpectrogram, which has no release for torch after 2.11. Reads the files that bench_media wrote."""
 
 import json
+import math
 import os
 import pathlib
 import tempfile
@@ -10,7 +11,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
-import torchaudio
 from torchcodec.decoders import AudioDecoder, VideoDecoder
 
 torch.set_num_threads(1)
@@ -20,12 +20,25 @@ CLIPS = sorted(FOLDER.glob("*.mp4"))
 if not CLIPS:
     raise SystemExit(f"no clips in {FOLDER}: run bench_media first")
 INDICES = [9 * i + 4 for i in range(8)]
-MEL = torchaudio.transforms.MelSpectrogram(16000, 400, hop_length=160, n_mels=64)
+WINDOW = torch.hann_window(400)
+
+
+def mel_filters(bands=64, rate=16000, frequencies=201):
+    """The filters' weights (frequencies, bands) of torchaudio.functional.melscale_fbanks."""
+    highest = 2595 * math.log10(1 + rate / 2 / 700)
+    points = 700 * (10 ** (torch.linspace(0, highest, bands + 2) / 2595) - 1)
+    slopes = points - torch.linspace(0, rate // 2, frequencies)[:, None]
+    widths = points[1:] - points[:-1]
+    return torch.minimum(-slopes[:, :-2] / widths[:-1], slopes[:, 2:] / widths[1:]).clamp_min(0)
+
+
+FILTERS = mel_filters()
 
 
 def sound(path):
     samples = AudioDecoder(path, sample_rate=16000, num_channels=1).get_all_samples().data[:, :48000]
-    return MEL(samples).clamp_min(1e-6).log()
+    spectrum = torch.stft(samples, 400, 160, window=WINDOW, return_complex=True).abs().square()
+    return (spectrum.transpose(-1, -2) @ FILTERS).transpose(-1, -2).clamp_min(1e-6).log()
 
 
 def scaled_by_torch(path):
