@@ -155,12 +155,29 @@ TEST_CASE("A GPU prediction includes the cuBLAS workspaces of the forward and ba
   const auto libraries = [&] { return record_step_memory(recipe, 16, 1).value().peak()[MemoryClass::kLibraries]; };
   CHECK(libraries() == 0);
   recipe.for_gpu = true;
-  recipe.libraries = {.cublas_bytes = 1000, .cublaslt_bytes = 10};
+  recipe.libraries = {.keeps_workspaces = true, .cublas_bytes = 1000, .cublaslt_bytes = 10};
   CHECK(libraries() == 2 * 1000 + 10);  // layers with a bias: cuBLASLt in forward
   recipe.make_model = []() -> std::shared_ptr<torch::nn::Module> {
     return torch::nn::Sequential(torch::nn::Linear(torch::nn::LinearOptions(8, 4).bias(false))).ptr();
   };
   CHECK(libraries() == 2 * 1000);
+}
+
+TEST_CASE("A GPU prediction includes a workspace of one operation where LibTorch keeps none") {
+  constexpr int64_t kBytes = 1 << 20;
+  StepRecipe recipe = perceptron_recipe();
+  recipe.for_gpu = true;
+  recipe.libraries = {.keeps_workspaces = false, .cublas_bytes = 0, .cublaslt_bytes = 0};
+  const auto total = [&] { return record_step_memory(recipe, 16, 1).value().peak().total(); };
+  const int64_t without = total();
+  recipe.libraries.cublaslt_bytes = kBytes;  // of a layer with a bias in forward
+  CHECK(total() > kBytes);
+  CHECK(total() < without + kBytes);  // the peak was in backward
+  recipe.libraries.cublas_bytes = 2 * kBytes;
+  CHECK(record_step_memory(recipe, 16, 1).value().peak()[MemoryClass::kLibraries] == 2 * kBytes);
+  CHECK(total() <= without + 2 * kBytes);
+  recipe.libraries.keeps_workspaces = true;
+  CHECK(total() > without + 4 * kBytes);
 }
 
 TEST_CASE("A step that becomes a CUDA graph has its own copy of the batch and a separate memory pool") {

@@ -17,7 +17,7 @@ enum class MemoryClass : uint8_t {
   kBatch,        ///< The rows of a batch.
   kCache,        ///< Values computed once and kept: a scene on the device, embeddings of a frozen encoder.
   kWorkspace,    ///< Scratch memory of a kernel library (oneDNN), which differs on another device.
-  kLibraries     ///< Memory that device libraries keep from LibTorch's allocator: workspaces of cuBLAS and cuBLASLt.
+  kLibraries     ///< Memory that device libraries take from LibTorch's allocator: workspaces of cuBLAS and cuBLASLt.
 };
 inline constexpr size_t kMemoryClasses = 8;
 /// Returns "weights", "gradients", "optimizer", "activations", "batch", "cache", "workspace" or "libraries".

@@ -25,12 +25,19 @@ class Module;
 
 namespace trainkit {
 
-/// Workspaces that CUDA libraries keep in LibTorch's memory. LibTorch allocates one per thread that calls cuBLAS and
-/// per stream; forward and backward use one each.
+namespace detail {
+/// Whether LibTorch keeps the workspaces of cuBLAS: up to 2.14, and later with TORCH_CUBLAS_WORKSPACE_CACHE=1.
+bool keeps_library_workspaces();
+}  // namespace detail
+
+/// Workspaces of CUDA libraries in LibTorch's memory.
 struct GpuLibraries {
+  /// True: LibTorch keeps one workspace per thread that calls cuBLAS and per stream; forward and backward use one each.
+  /// False: each operation allocates its own and frees it at its end.
+  bool keeps_workspaces = detail::keeps_library_workspaces();
   /// Workspace of cuBLAS. 8.125 MiB; 32 MiB on compute capability 9.0; or the value of CUBLAS_WORKSPACE_CONFIG.
   int64_t cublas_bytes = int64_t{8320} << 10;
-  /// Additional workspace of cuBLASLt, used by matrix products with a bias.
+  /// Workspace of cuBLASLt, used by matrix products with a bias; kept in addition to that of cuBLAS, or instead of it.
   int64_t cublaslt_bytes = int64_t{1} << 20;
   /// True if cuDNN computes convolutions; its workspaces are not part of a plan. Without cuDNN they are cuBLAS
   /// products.

@@ -9,7 +9,10 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <string_view>
+
+#include "core/libtorch/blas_workspaces.h"
 
 namespace trainkit::detail {
 namespace {
@@ -35,7 +38,7 @@ bool adds_bias(std::string_view name, c10::ArrayRef<const c10::IValue> inputs) {
 }
 
 /// A running convolution or its backward.
-struct Convolution final : at::ObserverContext {
+struct Convolution {
   Convolution(int64_t allocations, const at::RecordFunction& function) : first_allocation(allocations) {
     const auto inputs = function.inputs();
     const size_t first = function.name() == kConvolutions[1] ? 1 : 0;  // backward: argument 0 is the output's gradient
@@ -67,7 +70,15 @@ struct Convolution final : at::ObserverContext {
   bool has_columns = true;
 };
 
+/// What a running operation needs besides its tensors.
+struct Operation final : at::ObserverContext {
+  std::optional<Convolution> convolution;
+  int64_t workspace_bytes = 0;
+};
+
 }  // namespace
+
+bool keeps_library_workspaces() { return keeps_blas_workspaces(); }
 
 GpuLibraries gpu_libraries([[maybe_unused]] c10::Device device) {
   GpuLibraries libraries;
@@ -106,23 +117,38 @@ LibraryWatch::~LibraryWatch() {
 
 std::unique_ptr<at::ObserverContext> LibraryWatch::begin(const at::RecordFunction& function) {
   if (!current_watch) return nullptr;
+  LibraryWatch& watch = *current_watch;
+  const GpuLibraries& libraries = watch.libraries_;
   const std::string_view name = function.name();
-  const bool convolves = is_one_of(name, kConvolutions);
-  if (is_one_of(name, kProducts) || (convolves && !current_watch->libraries_.has_cudnn)) {
-    current_watch->take(current_watch->has_cublas_[current_watch->thread_], current_watch->libraries_.cublas_bytes);
+  const bool convolves = is_one_of(name, kConvolutions), with_bias = adds_bias(name, function.inputs());
+  const bool multiplies = is_one_of(name, kProducts) || (convolves && !libraries.has_cudnn);
+  if (libraries.keeps_workspaces) {
+    if (multiplies) watch.take(watch.has_cublas_[watch.thread_], libraries.cublas_bytes);
+    if (with_bias) watch.take(watch.has_cublaslt_[watch.thread_], libraries.cublaslt_bytes);
   }
-  if (adds_bias(name, function.inputs())) {
-    current_watch->take(current_watch->has_cublaslt_[current_watch->thread_], current_watch->libraries_.cublaslt_bytes);
+  if (!convolves && (libraries.keeps_workspaces || !multiplies)) return nullptr;
+  auto operation = std::make_unique<Operation>();
+  if (convolves) operation->convolution.emplace(watch.recorder_.allocations(), function);
+  if (multiplies && !libraries.keeps_workspaces) {
+    operation->workspace_bytes = with_bias ? libraries.cublaslt_bytes : libraries.cublas_bytes;
   }
-  return convolves ? std::make_unique<Convolution>(current_watch->recorder_.allocations(), function) : nullptr;
+  return operation;
 }
 
 void LibraryWatch::end(const at::RecordFunction& function, at::ObserverContext* context) {
   if (!current_watch || !context) return;
-  const auto& convolution = static_cast<const Convolution&>(*context);
-  current_watch->recorder_.assign_freed_since(convolution.first_allocation, MemoryClass::kWorkspace);
+  MemoryRecorder& recorder = current_watch->recorder_;
+  const auto& operation = static_cast<const Operation&>(*context);
+  if (!operation.convolution) {
+    const std::array<int64_t, 1> workspace = {operation.workspace_bytes};
+    return recorder.pass(workspace, MemoryClass::kLibraries);
+  }
+  const Convolution& convolution = *operation.convolution;
+  recorder.assign_freed_since(convolution.first_allocation, MemoryClass::kWorkspace);
   if (current_watch->libraries_.has_cudnn) return;
-  current_watch->recorder_.pass(convolution.temporary_bytes(function.outputs()), MemoryClass::kActivations);
+  const auto [copy, columns] = convolution.temporary_bytes(function.outputs());
+  const std::array<int64_t, 3> temporary = {copy, columns, operation.workspace_bytes};
+  recorder.pass(temporary, MemoryClass::kActivations);
 }
 
 void LibraryWatch::take(bool& has, int64_t bytes) {

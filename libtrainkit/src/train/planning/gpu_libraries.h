@@ -18,10 +18,9 @@ GpuLibraries gpu_libraries(c10::Device device);
 /// must be idle. Does nothing without CUDA.
 void free_library_workspaces();
 
-/// Adds GPU workspaces to a recording, for the operations that this thread runs during the object's lifetime. Each
-/// thread that calls cuBLAS has two: one for forward and update, one for backward. Temporary memory of the CPU's
-/// convolutions becomes MemoryClass::kWorkspace. Without cuDNN the column buffers of LibTorch's own convolutions are
-/// added.
+/// Adds GPU workspaces to a recording, for the operations that this thread runs during the object's lifetime. Kept
+/// workspaces are two: one for forward and update, one for backward. Temporary memory of the CPU's convolutions becomes
+/// MemoryClass::kWorkspace. Without cuDNN the column buffers of LibTorch's own convolutions are added.
 class LibraryWatch {
  public:
   /// Does nothing unless `on`.
