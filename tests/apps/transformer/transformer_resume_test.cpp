@@ -1,5 +1,6 @@
 // trainkit-transformer interrupted at random moments: a few times, or hundreds of times with TRAINKIT_TEST_FULL (./dev
 // test --full).
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -74,4 +75,39 @@ TEST_CASE("A finished run whose summary was lost gets the same metrics from its 
   std::ofstream(folder + "/metrics.jsonl") << "";
   REQUIRE(run(place, resume).code == 0);
   CHECK(nlohmann::json::parse(read_text(file)).at("final") == nlohmann::json::object());
+}
+
+TEST_CASE("A run that continues under another version of LibTorch says so in one line and in run.json",
+          "[apps][transformer][resume]") {
+  const Place place;
+  const std::string folder = place.dir / "run", file = folder + "/run.json";
+  const auto lines = [](const std::string& text) {
+    std::vector<std::string> found;
+    for (size_t at = text.find("LibTorch "); at != text.npos; at = text.find("LibTorch ", at + 1)) {
+      found.push_back(text.substr(at, text.find('\n', at) - at));
+    }
+    return found;
+  };
+  const auto resume = [&](const char* steps) {
+    return run(place, {"--output_dir", folder, "--resume", "latest", "--max_steps", steps});
+  };
+  REQUIRE(run(place, place.flags("run", {"--max_steps", "2", "--save_every", "2"})).code == 0);
+  auto record = nlohmann::ordered_json::parse(read_text(file));
+  auto& version = record.at("sessions").at(0).at("versions").at("libtorch");
+  const std::string line = "LibTorch 2.0.1 wrote it, " + version.get<std::string>() +
+                           " continues: results may differ by rounding from those of one version";
+  version = "2.0.1";
+  std::ofstream(file) << record;
+
+  const Ended other = resume("3");
+  INFO(other.errors);
+  REQUIRE(other.code == 0);
+  CHECK(lines(other.output) == std::vector<std::string>{line});
+  const auto session = nlohmann::json::parse(read_text(file)).at("sessions").at(1);
+  const auto has_line = [&](const nlohmann::json& fact) { return fact.at(1) == line; };
+  CHECK(std::count_if(session.at("facts").begin(), session.at("facts").end(), has_line) == 1);
+
+  const Ended same = resume("4");  // the session before it wrote the checkpoint
+  REQUIRE(same.code == 0);
+  CHECK(lines(same.output).empty());
 }

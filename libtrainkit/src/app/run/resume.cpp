@@ -11,6 +11,7 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/state_dict.h"
 #include "trainkit/core/status.h"
+#include "trainkit/report/summary.h"
 #include "trainkit/train/checkpoint.h"
 
 namespace trainkit {
@@ -100,6 +101,20 @@ absl::StatusOr<Request> explain_settings_error(const absl::StatusOr<Request>& pa
                     .expected = "a run of " + program});
 }
 
+/// Returns the version of LibTorch in the session that wrote the checkpoint, from run.json of its run; "" if unknown.
+static std::string libtorch_of(const CheckpointPath& checkpoint) {
+  const auto run = read_json_file(checkpoint.run_folder() + "/" + kRunFile);
+  std::string version;
+  if (!is_run_file(run)) return version;
+  for (bool is_first = true; const auto& session : run.at(fields::kSessions)) {
+    // A session that continued from this checkpoint, such as this one, did not write it.
+    const bool wrote = is_first || number_at(session, fields::kFirstStep) < static_cast<double>(checkpoint.step);
+    if (wrote) version = text_at(value_at(session, fields::kVersions), "libtorch");
+    is_first = false;
+  }
+  return version;
+}
+
 RunFacts describe_resume(const ConfigParser& parser, const RunOptions& run) {
   if (run.resume.empty()) return {};
   const auto checkpoint = resumed_checkpoint(run);
@@ -109,6 +124,11 @@ RunFacts describe_resume(const ConfigParser& parser, const RunOptions& run) {
   if (latest.ok() && is_in(*checkpoint, run) && latest->step > checkpoint->step) {
     facts.emplace_back("", "discards the steps " + std::to_string(checkpoint->step + 1) + " to " +
                                std::to_string(latest->step) + " of this run");
+  }
+  const std::string before = libtorch_of(*checkpoint), now = library_versions()["libtorch"];
+  if (!before.empty() && before != now) {
+    facts.emplace_back("", "LibTorch " + escape_text(before) + " wrote it, " + now +
+                               " continues: results may differ by rounding from those of one version");
   }
   for (const std::string& change : parser.changes()) facts.emplace_back("", "changed " + change);
   return facts;

@@ -22,7 +22,8 @@ absl::StatusOr<Request> explain_settings_error(const absl::StatusOr<Request>& pa
 /// Whether a run writes new files to --output_dir: without --resume, or with a checkpoint of another folder.
 bool is_new_in_its_folder(const RunOptions& run);
 
-/// Describes the checkpoint of --resume and each setting that differs from the run's; empty without --resume.
+/// Describes the checkpoint of --resume, LibTorch's version if another one wrote it, and each setting that differs from
+/// the run's; empty without --resume.
 RunFacts describe_resume(const ConfigParser& parser, const RunOptions& run);
 
 /// Returns a line for a --resume that has nothing left to do: the run reached the end given by `options` and has its
