@@ -200,6 +200,20 @@ def check_torch_versions(tree):
                 yield f"{name}:{line_of(text, match.start())}: declares what LibTorch does not: move it to {TORCH_FOLDER}"
 
 
+def check_short_tests(tree):
+    """Each test of tests/short.txt exists, and each module has one."""
+    if "tests/short.txt" not in tree.files:
+        return
+    names = re.findall(r"^[a-z]\S*", tree.read("tests/short.txt"), re.M)
+    files = {pathlib.PurePath(name).name for name in tree.matching(r"^tests/.*_test\.cpp$")}
+    for name in names:
+        if name.split(".")[-1] + "_test.cpp" not in files:
+            yield f"tests/short.txt: {name}: there is no such test"
+    for module in tree.modules():
+        if not any(name.startswith(f"unit.{module}.") for name in names):
+            yield f"tests/short.txt: no test of the module {module}"
+
+
 def check_paths(tree):
     """Tracked text names no folder of a developer's machine."""
     for name in tree.files:
@@ -408,7 +422,7 @@ def check_symbols(tree, build):
 
 
 QUICK = [check_layers, check_cycles, check_internals, check_classes, check_umbrella, check_surface, check_private_includes, check_function_lines,
-         check_headers_listed, check_file_functions, check_torch_versions, check_paths, check_conflicts, check_links, check_readme,
+         check_headers_listed, check_file_functions, check_torch_versions, check_short_tests, check_paths, check_conflicts, check_links, check_readme,
          check_promises, check_errors, check_figures, check_fields, check_pictures, check_plain_english]
 WITH_BUILD = [check_symbols]
 TABLES = {"classes": classes.largest, "cycles": folders.print_cycles, "surface": surface.count,

@@ -144,6 +144,13 @@ class CheckTest(unittest.TestCase):
             self.assertEqual(self.problems(check.check_torch_versions, {"libtrainkit/src/core/libtorch/a.h": text}), [])
         self.assertEqual(self.problems(check.check_torch_versions, {"apps/a/a.cpp": "const char* version = TORCH_VERSION;\n"}), [])
 
+    def test_a_short_test_that_is_not_there(self):
+        tests = {"tests/core/a_test.cpp": "", "tests/data/b_test.cpp": "", "tests/optim/c_test.cpp": ""}
+        short = "# a comment\nunit.core.a\nunit.data.b\n\nunit.optim.c\n"
+        self.assertEqual(self.problems(check.check_short_tests, {**tests, "tests/short.txt": short}), [])
+        self.finds(check.check_short_tests, {**tests, "tests/short.txt": short + "cuda_sim.core.d\n"}, "cuda_sim.core.d: there is no")
+        self.finds(check.check_short_tests, {**tests, "tests/short.txt": short.replace("unit.data.b", "")}, "no test of the module data")
+
     def test_a_declaration_of_what_libtorch_does_not_declare(self):
         declared = "namespace at::native {\n\nvoid mkldnn_matmul(const Tensor& a);\n\n}  // namespace at::native\n"
         self.finds(check.check_torch_versions, {"libtrainkit/src/data/b.cpp": declared}, "b.cpp:1: declares what LibTorch does not")

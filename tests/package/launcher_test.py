@@ -1,9 +1,7 @@
 #!/usr/bin/env python3
 """The launcher of installed programs, with fake folders instead of LibTorch and of the programs.
 
-    launcher_test.py LAUNCHER COMPILER SERIES
-
-SERIES: the series of LibTorch that the programs were built with, such as 2.11.
+    launcher_test.py LAUNCHER COMPILER
 """
 
 import os
@@ -15,7 +13,7 @@ import sys
 import tempfile
 import unittest
 
-LAUNCHER, COMPILER, SERIES = sys.argv.pop(1), sys.argv.pop(1), sys.argv.pop(1)
+LAUNCHER, COMPILER = sys.argv.pop(1), sys.argv.pop(1)
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = """#!/bin/sh
 echo "path=$LD_LIBRARY_PATH saved=$TRAINKIT_LD_LIBRARY_PATH arguments=$*"
@@ -42,7 +40,7 @@ class LauncherTest(unittest.TestCase):
         path.chmod(0o755)
         return path
 
-    def torch(self, place, version=f"{SERIES}.0+cu130"):
+    def torch(self, place, version="2.11.0+cu130"):
         """A folder that looks like a Python's torch package."""
         (self.root / place / "lib").mkdir(parents=True)
         (self.root / place / "lib" / "libtorch_cpu.so").touch()
@@ -74,7 +72,7 @@ class LauncherTest(unittest.TestCase):
         self.assertIn(f"path={torch}/lib ", result.stdout)
 
     def test_without_libtorch_one_line_names_the_command_that_installs_it(self):
-        self.assert_fails(self.start(), "trainkit: error[torch.missing] ", f'pip install "torch=={SERIES}.*"')
+        self.assert_fails(self.start(), "trainkit: error[torch.missing] ", 'pip install "torch==2.11.*"')
 
     def test_each_place_beside_the_program_is_searched(self):
         for place in ("site-packages/trainkit/torch", "site-packages/torch", "site-packages/trainkit/libtorch",
@@ -107,8 +105,8 @@ class LauncherTest(unittest.TestCase):
 
     def test_another_version_is_refused_and_a_later_place_used(self):
         old = self.torch("site-packages/torch", "2.10.1")
-        self.assert_fails(self.start(), f"error[torch.version] {old}", f"got 2.10.1, expected {SERIES}", "pip install")
-        self.assert_fails(self.start(TRAINKIT_TORCH=str(self.torch("other/torch", f"{SERIES}0.0"))), f"got {SERIES}0.0")
+        self.assert_fails(self.start(), f"error[torch.version] {old}", "got 2.10.1, expected 2.11", "pip install")
+        self.assert_fails(self.start(TRAINKIT_TORCH=str(self.torch("other/torch", "2.110.0"))), "got 2.110.0")
         torch = self.torch("packages/torch")
         self.assert_uses(self.start(path=self.python3(torch.parent)), torch)
 
@@ -227,7 +225,7 @@ class LauncherTest(unittest.TestCase):
         self.linked("libc10_cuda.so")
         torch = self.torch("chosen/torch")
         result = self.start(program="trainkit-linked", TRAINKIT_TORCH=str(torch))
-        self.assert_fails(result, f"error[torch.library] {torch}", "libc10_cuda.so", f'pip install "torch=={SERIES}.*"')
+        self.assert_fails(result, f"error[torch.library] {torch}", "libc10_cuda.so", 'pip install "torch==2.11.*"')
 
     def test_libraries_in_the_nvidia_packages_beside_torch_are_found(self):
         self.linked("libcudart.so.13")
