@@ -83,7 +83,7 @@ TEST_CASE("A run that continues under another version of LibTorch says so in one
   const std::string folder = place.dir / "run", file = folder + "/run.json";
   const auto lines = [](const std::string& text) {
     std::vector<std::string> found;
-    for (size_t at = text.find("LibTorch "); at != text.npos; at = text.find("LibTorch ", at + 1)) {
+    for (size_t at = text.find("LibTorch 2."); at != text.npos; at = text.find("LibTorch 2.", at + 1)) {
       found.push_back(text.substr(at, text.find('\n', at) - at));
     }
     return found;
