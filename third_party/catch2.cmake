@@ -6,6 +6,8 @@ if(Catch2_VERSION VERSION_LESS 2.13)
 endif()
 add_library(trainkit_catch2 INTERFACE)
 target_link_libraries(trainkit_catch2 INTERFACE Catch2::Catch2)
+set(TRAINKIT_CATCH2_FAIL_IF_NONE -w NoTests)  # flags: a name without a test is an error
 if(Catch2_VERSION VERSION_GREATER_EQUAL 3)
+  set(TRAINKIT_CATCH2_FAIL_IF_NONE -w UnmatchedTestSpec)
   target_include_directories(trainkit_catch2 INTERFACE ${PROJECT_SOURCE_DIR}/tests/catch2_v3)
 endif()
