@@ -18,3 +18,6 @@ endif()
 if(TRAINKIT_BUILD_APPS)
   find_package(Httplib REQUIRED)  # libtrainkit/cmake/FindHttplib.cmake: trainkit watch
 endif()
+if(TRAINKIT_BUILD_TESTS OR TRAINKIT_BUILD_BENCHMARKS)
+  include(${CMAKE_CURRENT_LIST_DIR}/catch2.cmake)
+endif()

@@ -177,7 +177,7 @@ function(trainkit_tests MODULE)
   foreach(file ${ARG_FILES})
     get_filename_component(stem ${file} NAME_WE)
     string(REGEX REPLACE "_test$" "" header ${stem})
-    add_test(NAME unit.${MODULE}.${header} COMMAND test_${MODULE} "-#" -w NoTests "[#${stem}]")
+    add_test(NAME unit.${MODULE}.${header} COMMAND test_${MODULE} "-#" ${TRAINKIT_CATCH2_FAIL_IF_NONE} "[#${stem}]")
     set_tests_properties(unit.${MODULE}.${header} PROPERTIES LABELS "unit;${ARG_LABELS}" TIMEOUT ${TRAINKIT_TEST_TIMEOUT}
                          SKIP_REGULAR_EXPRESSION "(^|\n)skipped: .*All tests passed")  # else a skip would hide a failure
     if(NOT "${MODULE}.${stem}" MATCHES "cuda")  # a run without --device would use an available GPU

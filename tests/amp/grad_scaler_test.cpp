@@ -11,7 +11,7 @@
 namespace trainkit {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 

@@ -13,7 +13,7 @@
 #include "test_util.h"
 
 using namespace trainkit::test;
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 namespace {
 

@@ -110,7 +110,7 @@ TEST_CASE("The README's program trains on the GPU that is there, and says so", "
   };
   const auto loss_of = [](const std::string& text) { return std::stod(text.substr(text.rfind(' '))); };
   const std::string cpu = run(false), gpu = run(true);
-  CHECK_THAT(cpu, Catch::Matchers::StartsWith("390 steps in 5 epochs on cpu, loss "));
-  CHECK_THAT(gpu, Catch::Matchers::StartsWith("390 steps in 5 epochs on cuda:0, loss "));
+  CHECK_THAT(cpu, Catch::StartsWith("390 steps in 5 epochs on cpu, loss "));
+  CHECK_THAT(gpu, Catch::StartsWith("390 steps in 5 epochs on cuda:0, loss "));
   for (const std::string& text : {cpu, gpu}) CHECK(loss_of(text) < 0.5);  // other random weights on a GPU
 }

@@ -7,7 +7,7 @@
 #include "runs_on_device.h"
 
 using namespace trainkit::test;
-using Catch::Matchers::Contains;
+using Catch::Contains;
 namespace fs = std::filesystem;
 
 namespace {

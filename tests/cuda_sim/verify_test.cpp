@@ -5,7 +5,7 @@
 #include "test_util.h"
 
 using namespace trainkit::test;
-using Catch::Matchers::Contains;
+using Catch::Contains;
 using Json = nlohmann::ordered_json;
 
 namespace {

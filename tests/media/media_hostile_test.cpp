@@ -190,7 +190,8 @@ TEST_CASE("A broken file or one without media gives one clear error", "[io][medi
     CHECK(status.ok() == (*row.says == 0));
     if (status.ok()) continue;
     CHECK(has_form(status, path));
-    CHECK_THAT(error_line(status), Catch::Contains(row.says));
+    // FFmpeg 7 refuses a playlist with another name when it looks at its beginning.
+    CHECK_THAT(error_line(status), Catch::Contains(row.says) || Catch::Contains("Not detecting m3u8"));
   }
 }
 

@@ -8,7 +8,7 @@
 namespace trainkit {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 struct Problem {
   Problem() {

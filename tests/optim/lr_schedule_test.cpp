@@ -4,7 +4,7 @@
 namespace trainkit {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 TEST_CASE("Schedules keep their last factor after their end") {
   const auto linear = linear_lr(10, 1, 0.25);

@@ -236,7 +236,7 @@ TEST_CASE("LRScheduler refuses an invalid state and stays unchanged") {
 }
 
 TEST_CASE("LRScheduler reports every option out of range and every missing one") {
-  using Catch::Matchers::Contains;
+  using Catch::Contains;
   ScheduleProblem p;
   CHECK_THROWS_AS(LRScheduler(p.optimizer, nullptr), c10::ValueError);
   const PlateauOptions bad{.factor = 1, .patience = -1, .threshold = -1, .cooldown = -1, .min_lr = -1, .eps = -1};

@@ -13,7 +13,7 @@
 namespace trainkit {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 using test::make;
 using test::Model;
 using test::parameter;

@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "media/ffmpeg_functions.h"
+#include "media/ffmpeg_versions.h"
 
 namespace trainkit::detail {
 

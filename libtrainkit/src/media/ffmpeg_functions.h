@@ -30,8 +30,6 @@ TRAINKIT_FFMPEG(avutil, LIBAVUTIL_VERSION_MAJOR);
 TRAINKIT_LATE_FUNCTION(avformat, av_interleaved_write_frame);
 TRAINKIT_LATE_FUNCTION(avformat, av_probe_input_buffer2);
 TRAINKIT_LATE_FUNCTION(avformat, av_read_frame);
-TRAINKIT_LATE_FUNCTION(avformat, av_stream_get_side_data);
-TRAINKIT_LATE_FUNCTION(avformat, av_stream_new_side_data);
 TRAINKIT_LATE_FUNCTION(avformat, av_write_trailer);
 TRAINKIT_LATE_FUNCTION(avformat, avformat_alloc_context);
 TRAINKIT_LATE_FUNCTION(avformat, avformat_alloc_output_context2);

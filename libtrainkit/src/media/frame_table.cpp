@@ -33,7 +33,7 @@ absl::Status list_by_decoding(MediaSource& source) {
     const int64_t after_last = frames.empty() ? 0 : frames.back().pts + std::max<int64_t>(frames.back().duration, 1);
     int64_t pts = frame.best_effort_timestamp;
     if (pts == AV_NOPTS_VALUE || (!frames.empty() && pts <= frames.back().pts)) pts = after_last;
-    source.frames.push_back({.pts = pts, .duration = frame.pkt_duration, .packet = count});
+    source.frames.push_back({.pts = pts, .duration = frame_duration(frame), .packet = count});
     return absl::OkStatus();
   });
 }

@@ -167,11 +167,11 @@ absl::Status Demuxer::choose_streams() {
       return source_.error(fmt::format("stream {} has no time base", stream->index));
     }
     size_t bytes = 0;
-    const uint8_t* matrix = av_stream_get_side_data(stream, AV_PKT_DATA_DISPLAYMATRIX, &bytes);
+    const uint8_t* matrix = stream_side_data(*stream, AV_PKT_DATA_DISPLAYMATRIX, bytes);
     if (matrix && bytes >= sizeof(int32_t) * 9) {
       std::memcpy(out.display_matrix.emplace().data(), matrix, sizeof(int32_t) * 9);
     }
-    if (av_stream_get_side_data(stream, AV_PKT_DATA_ENCRYPTION_INIT_INFO, nullptr)) {
+    if (stream_side_data(*stream, AV_PKT_DATA_ENCRYPTION_INIT_INFO, bytes)) {
       return source_.error(fmt::format("stream {} is encrypted", stream->index));
     }
   }

@@ -134,7 +134,7 @@ class Mp4 {
     track.stream->avg_frame_rate = encoder.framerate;
     if (options_.rotation != 0) {
       auto* matrix = reinterpret_cast<int32_t*>(
-          av_stream_new_side_data(track.stream, AV_PKT_DATA_DISPLAYMATRIX, sizeof(int32_t) * 9));
+          add_stream_side_data(*track.stream, AV_PKT_DATA_DISPLAYMATRIX, sizeof(int32_t) * 9));
       if (!matrix) return absl::ResourceExhaustedError("out of memory");
       av_display_rotation_set(matrix, -options_.rotation);
     }

@@ -4,12 +4,12 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <bit>
 #include <cstring>
 #include <vector>
 
+#include "core/files/digest_bytes.h"
 #include "core/files/new_files.h"
 #include "text/token_cache.h"
 #include "trainkit/core/data_error.h"
@@ -39,7 +39,7 @@ constexpr size_t kBlockBytes = size_t{1} << 20;
 constexpr uint32_t kByteOrder = 0x01020304;
 constexpr uint32_t kOtherByteOrder = 0x04030201;
 
-using DigestBytes = std::array<uint8_t, 16>;
+using detail::DigestBytes;
 
 // Note [Two digests of a token file]
 //
@@ -76,12 +76,6 @@ struct Trailer {
 };
 static_assert(sizeof(Trailer) == 48);
 
-DigestBytes from_hex(const std::string& hex) {
-  DigestBytes bytes = {};
-  absl::HexStringToBytes(hex).copy(reinterpret_cast<char*>(bytes.data()), bytes.size());
-  return bytes;
-}
-
 std::string to_hex(const DigestBytes& bytes) {
   return absl::BytesToHexString({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
 }
@@ -90,7 +84,7 @@ DigestBytes ends_digest(const TokenHeader& header, const Trailer& trailer) {
   Digest digest;
   digest.update(&header, sizeof header);
   digest.update(&trailer, offsetof(Trailer, ends_digest));
-  return from_hex(digest.hex());
+  return detail::digest_bytes(digest.hex());
 }
 
 /// Returns the size of a stored token: the fewest bytes that hold every id of the vocabulary.
@@ -174,7 +168,7 @@ class Appender {
     const uint64_t zeros = 0;
     TRAINKIT_RETURN_IF_ERROR(file_.append(&zeros, padded(bytes) - bytes));
     Trailer trailer = {
-        .count = count_, .contents_digest = from_hex(file_.digest().hex()), .ends_digest = {}, .magic = {}};
+        .count = count_, .contents_digest = detail::digest_bytes(file_.digest().hex()), .ends_digest = {}, .magic = {}};
     trailer.ends_digest = ends_digest(header_, trailer);
     std::memcpy(trailer.magic, kMagic, sizeof kMagic);
     return file_.append(&trailer, sizeof trailer);
@@ -297,7 +291,7 @@ absl::Status TokenFile::verify() const {
   Digest digest;
   digest.update(bytes.data(), bytes.size() - sizeof trailer);
   TRAINKIT_RETURN_IF_ERROR(check());
-  if (from_hex(digest.hex()) != trailer.contents_digest) return bad_file(path(), "the tokens are damaged");
+  if (detail::digest_bytes(digest.hex()) != trailer.contents_digest) return bad_file(path(), "the tokens are damaged");
   return absl::OkStatus();
 }
 
@@ -334,8 +328,8 @@ absl::Status write_token_file(const std::string& path, const TokenFileOrigin& or
   header.version = header.token_bytes == 1 ? kByteVersion : kVersion;
   header.vocab_size = static_cast<uint64_t>(origin.vocab_size);
   header.source_bytes = static_cast<uint64_t>(origin.source_bytes);
-  header.tokenizer_digest = from_hex(origin.tokenizer_digest);
-  header.source_digest = from_hex(origin.source_digest);
+  header.tokenizer_digest = detail::digest_bytes(origin.tokenizer_digest);
+  header.source_digest = detail::digest_bytes(origin.source_digest);
 
   if (Fs::posix().exists(path) && !detail::begins_with(path, {{kMagic, sizeof kMagic}})) {
     return detail::foreign_file(path, "is not a token file, which would replace it",

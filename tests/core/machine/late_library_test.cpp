@@ -31,10 +31,10 @@ TEST_CASE("A library that is not installed is an error that names what to instal
   const absl::Status status = missing.load();
   CHECK(exit_code(status) == ExitCode::kUsage);
   const std::string text = error_text(status);
-  CHECK_THAT(text, Catch::Matchers::Contains("error[program.library] libtrainkit_missing.so.3: cannot load") &&
-                       Catch::Matchers::Contains(
-                           "hint: install the missing library 3.2; on Debian: apt-get install libmissing3"));
-  CHECK_THROWS_WITH(zlibCompileFlags(), Catch::Matchers::Contains("libtrainkit_missing.so.3"));
+  CHECK_THAT(text,
+             Catch::Contains("error[program.library] libtrainkit_missing.so.3: cannot load") &&
+                 Catch::Contains("hint: install the missing library 3.2; on Debian: apt-get install libmissing3"));
+  CHECK_THROWS_WITH(zlibCompileFlags(), Catch::Contains("libtrainkit_missing.so.3"));
 }
 
 }  // namespace trainkit::detail

@@ -10,7 +10,7 @@ namespace trainkit {
 namespace {
 
 using namespace test;
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 std::vector<int64_t> read(const Dataset& dataset, const std::vector<int64_t>& indices) {
   std::vector<RowKey> keys;

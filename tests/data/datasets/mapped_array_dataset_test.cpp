@@ -9,7 +9,7 @@ namespace trainkit {
 namespace {
 
 using namespace test;
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 std::string npy(const std::string& header, const std::string& data, char major = 1) {
   std::string text = header;

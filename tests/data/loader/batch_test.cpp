@@ -5,7 +5,7 @@
 namespace trainkit {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 std::shared_ptr<const std::vector<FieldSpec>> fields() {
   return std::make_shared<const std::vector<FieldSpec>>(

@@ -12,7 +12,7 @@ namespace {
 
 using namespace test;
 using namespace std::chrono_literals;
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 TEST_CASE("All workers read the first batch together, after a start and after a seek", "[data][prefetcher]") {
   // Reads of its rows wait at the epoch's gate, which opens when four readers wait.

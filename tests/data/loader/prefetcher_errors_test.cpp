@@ -15,7 +15,7 @@ namespace trainkit {
 namespace {
 
 using namespace test;
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 // Every fifth row throws.
 std::shared_ptr<const Dataset> fifths(int64_t size) {

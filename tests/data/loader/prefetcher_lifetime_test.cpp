@@ -16,7 +16,7 @@ namespace {
 
 using namespace test;
 using namespace std::chrono_literals;
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 // Reading row `row` waits at the gate until it is opened.
 std::shared_ptr<const Dataset> stuck_at(int64_t size, int64_t row, const Door& door) {
@@ -37,9 +37,8 @@ TEST_CASE("A stalled read ends at the timeout with an error that names worker an
     CHECK(batch.status().code() == absl::StatusCode::kDeadlineExceeded);
     CHECK(exit_code(batch.status()) == ExitCode::kStalledWorker);
     CHECK_THAT(std::string(batch.status().message()),
-               Catch::Matchers::Matches(
-                   ".*worker [0-6]: stuck at row 37 \\(file37.jpg\\); its batch was started [0-9]+ ms ago; "
-                   "no batch within 100 ms \\(position 30 of epoch 0\\)"));
+               Catch::Matches(".*worker [0-6]: stuck at row 37 \\(file37.jpg\\); its batch was started [0-9]+ ms ago; "
+                              "no batch within 100 ms \\(position 30 of epoch 0\\)"));
   }
   // No row is lost if the storage answers later.
   door.open();

@@ -13,7 +13,7 @@ namespace trainkit {
 namespace {
 
 using namespace test;
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 std::vector<int64_t> place(const StateDict& state) {
   std::vector<int64_t> numbers;

@@ -14,7 +14,7 @@ namespace trainkit {
 namespace {
 
 using namespace test;
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 TEST_CASE("Prefetcher delivers the rows in the sampler's order for any number of workers", "[data][prefetcher]") {
   const int workers = GENERATE(0, 1, 2, 7);

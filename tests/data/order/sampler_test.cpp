@@ -13,7 +13,7 @@
 namespace trainkit {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 using test::order_of;
 
 TEST_CASE("RandomSampler orders differ by seed and by epoch", "[data][sampler]") {

@@ -27,7 +27,7 @@ using Variable = std::unique_ptr<matvar_t, FreeVariable>;
 void be_silent() {
   static const int done = [] {
     const Hdf5Session session;  // Mat_LogInitFunc calls HDF5, whose first use must be in an Hdf5Session
-    return Mat_LogInitFunc("trainkit", [](int, char*) {});
+    return Mat_LogInitFunc("trainkit", [](int, auto*) {});
   }();
   (void)done;
 }

@@ -80,8 +80,10 @@ class LateValue {
   const char* name_;
 };
 
-/// Define `name` as the function or variable of that name in a LateLibrary.
-#define TRAINKIT_LATE_FUNCTION(library, name) \
+/// Define `name` as the function or variable of that name in a LateLibrary. If the library's header defines the name as
+/// a macro for a version of the function (HDF5 1.14: H5Lget_info), it is that version.
+#define TRAINKIT_LATE_FUNCTION(library, name) TRAINKIT_LATE_FUNCTION_(library, name)
+#define TRAINKIT_LATE_FUNCTION_(library, name) \
   inline constinit LateFunction<decltype(::name)> name { library, #name }
 #define TRAINKIT_LATE_VALUE(library, name) \
   inline constinit LateValue<decltype(::name)> name { library, #name }

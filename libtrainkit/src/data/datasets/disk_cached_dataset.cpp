@@ -1,12 +1,10 @@
 #include <ATen/Parallel.h>
-#include <absl/strings/escaping.h>
 #include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cerrno>
 #include <cstring>
@@ -14,6 +12,7 @@
 #include <thread>
 
 #include "core/base/round_up.h"
+#include "core/files/digest_bytes.h"
 #include "core/files/new_files.h"
 #include "core/files/system_calls.h"
 #include "data/datasets/copy_rows.h"
@@ -27,7 +26,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "the format is little-endian");
 
-using DigestBytes = std::array<uint8_t, 16>;
+using detail::DigestBytes;
 
 constexpr char kMagic[8] = {'T', 'K', 'R', 'O', 'W', 'S', '\0', '\0'};
 constexpr uint32_t kVersion = 1, kByteOrder = 0x01020304;
@@ -55,16 +54,10 @@ int64_t offset_of_rows(int64_t rows) {
   return detail::round_up(kPage + rows * static_cast<int64_t>(sizeof(DigestBytes)), kPage);
 }
 
-DigestBytes bytes_of(const Digest& digest) {
-  DigestBytes bytes = {};
-  absl::HexStringToBytes(digest.hex()).copy(reinterpret_cast<char*>(bytes.data()), bytes.size());
-  return bytes;
-}
-
 DigestBytes digest_of_bytes(const void* data, size_t size) {
   Digest digest;
   digest.update(data, size);
-  return bytes_of(digest);
+  return detail::digest_bytes(digest.hex());
 }
 
 Header header_for(const Dataset& dataset, const std::string& origin) {
@@ -239,7 +232,7 @@ void DiskCachedDataset::write(int64_t index, const BatchView& from, int64_t at) 
     offset += from.row_bytes(field);
   }
   const bool is_new = !present(index);
-  const DigestBytes entry = bytes_of(digest);
+  const DigestBytes entry = detail::digest_bytes(digest.hex());
   if (error == 0) error = write_at(descriptor_, entry.data(), entry.size(), kPage + index * std::ssize(entry));
   if (error == 0) {
     cached_rows_ += is_new;
