@@ -156,7 +156,7 @@ Scene planned_scene(const PlannedSceneOptions& options) {
   for (int64_t i = 0; i < options.labelled; ++i) {
     classes[i * labels.numel() / options.labelled] = i % options.classes + 1;
   }
-  Scene scene{.name = "planned scene", .cube = std::move(cube), .labels = std::move(labels)};
+  Scene scene{.name = "planned scene", .cube = cube, .labels = std::move(labels)};
   for (int64_t label = 1; label <= options.classes; ++label) {
     scene.label_values.push_back(label);
     scene.class_names.push_back("class " + std::to_string(label));

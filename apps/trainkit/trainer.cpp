@@ -113,6 +113,7 @@ absl::StatusOr<std::string> find_trainer_of(const std::string& run) {
 absl::Status become(std::vector<std::string> words) {
   std::fflush(stdout);
   std::vector<char*> argv;
+  argv.reserve(words.size() + 1);
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
   execv(argv[0], argv.data());

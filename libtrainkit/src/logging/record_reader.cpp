@@ -219,7 +219,7 @@ absl::StatusOr<int64_t> read_last_records(const ReadableFile& file, c10::functio
   for (int64_t bytes = kEndBytes;; bytes *= 2) {
     TRAINKIT_ASSIGN_OR_RETURN(const int64_t begin, line_from(file, file.size_bytes() - bytes));
     bool is_first = begin > 0, is_late = begin > 0;
-    const auto end = read_records(file, begin, [&](LogRecord& record) {
+    auto end = read_records(file, begin, [&](LogRecord& record) {
       if (std::exchange(is_first, false)) is_late = !is_early(record);
       return !is_late && each(record);
     });

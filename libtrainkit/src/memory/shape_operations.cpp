@@ -250,7 +250,7 @@ std::vector<at::Tensor> converted_inputs(const Operation& operation, const MetaC
 
 /// Returns the tensor of a call's result: an argument, resized if need be, or a new one.
 at::Tensor real_result(const MetaCall& call, const at::Tensor& meta) {
-  const at::Tensor argument = call.argument_of(meta);
+  at::Tensor argument = call.argument_of(meta);
   if (!argument.defined()) {
     return at::Tensor(at::detail::empty_strided_cpu(meta.sizes(), meta.strides(), meta.scalar_type()));
   }

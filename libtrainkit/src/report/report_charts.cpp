@@ -169,8 +169,8 @@ std::vector<std::string> score_names(const RunData& run) {
   std::vector<std::string> names;
   const std::string metric = run.monitor();
   for (const std::string& name : run.history.names("val")) {
-    const bool is_score =
-        name != fields::kLoss && name != fields::kTime && name.find('.') == name.npos && !name.ends_with("_seconds");
+    const bool is_score = name != fields::kLoss && name != fields::kTime &&
+                          std::count(name.begin(), name.end(), '.') == 0 && !name.ends_with("_seconds");
     if (is_score) names.insert(name == metric ? names.begin() : names.end(), name);
   }
   const bool is_first = !names.empty() && names.front() == metric;

@@ -57,7 +57,7 @@ absl::Status run_in_order(int64_t threads, size_t capacity, Next next, Work work
     const bool passes_on = thread == 0;
     try {
       std::unique_lock lock(mutex);
-      while (!stopped && (has_next || (passes_on && passed < begun))) {
+      while (!stopped && (has_next || (passes_on && passed < begun))) {  // NOLINT(bugprone-infinite-loop): in lambdas
         if (passes_on && passed < begun && places[passed % capacity].is_ready) {
           pass_on_one(lock);
         } else if (has_next && begun - passed < capacity) {

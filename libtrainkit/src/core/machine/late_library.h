@@ -67,6 +67,10 @@ class LateFunction<R(A...)> {
   mutable std::atomic<void*> address_ = nullptr;
 };
 
+/// For decltype: deduces the type of a function without its attributes, which g++ refuses in a template argument.
+template <class F>
+LateFunction<F> late_function(F& function);
+
 /// A variable of a LateLibrary.
 template <class T>
 class LateValue {
@@ -84,7 +88,7 @@ class LateValue {
 /// a macro for a version of the function (HDF5 1.14: H5Lget_info), it is that version.
 #define TRAINKIT_LATE_FUNCTION(library, name) TRAINKIT_LATE_FUNCTION_(library, name)
 #define TRAINKIT_LATE_FUNCTION_(library, name) \
-  inline constinit LateFunction<decltype(::name)> name { library, #name }
+  inline constinit decltype(late_function(::name)) name { library, #name }
 #define TRAINKIT_LATE_VALUE(library, name) \
   inline constinit LateValue<decltype(::name)> name { library, #name }
 

@@ -1,6 +1,7 @@
 #include "train/planning/real_memory.h"
 
 #include <c10/core/CachingDeviceAllocator.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <variant>

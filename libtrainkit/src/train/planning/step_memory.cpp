@@ -155,7 +155,7 @@ class GradientOrder {
  public:
   explicit GradientOrder(const torch::nn::Module& model) : parameters_(detail::trained_parameters(model)) {
     for (const auto& [name, sparse] : detail::sparse_parameters(model)) {
-      std::erase_if(parameters_, [&](const at::Tensor& parameter) { return parameter.is_same(sparse); });
+      std::erase_if(parameters_, [&sparse = sparse](const at::Tensor& parameter) { return parameter.is_same(sparse); });
     }
     for (const at::Tensor& parameter : parameters_) {
       hooks_.emplace_back(parameter, [this, parameter] { order_.push_back(parameter); });
