@@ -6,9 +6,9 @@
 namespace trainkit {
 
 /// Returns whether this build's CUDA kernels, and those that a program compiles for the same architectures
-/// (TORCH_CUDA_ARCH_LIST), run on a CUDA device. Elsewhere use LibTorch's operations. Throws c10::Error in a build without
-/// CUDA. Cached. Never synchronises, so it may be called during the capture of a CUDA graph. The first call for a device
-/// without kernels warns through TORCH_WARN.
+/// (TORCH_CUDA_ARCH_LIST), run on a CUDA device. Elsewhere use LibTorch's operations. Throws c10::Error in a build
+/// without CUDA. Cached. Never synchronises, so it may be called during the capture of a CUDA graph. The first call for
+/// a device without kernels warns through TORCH_WARN.
 bool has_gpu_kernels(c10::Device device);
 
 /// Returns whether this thread plans the memory of a GPU: it runs a step on the CPU with the operations of a GPU. An
