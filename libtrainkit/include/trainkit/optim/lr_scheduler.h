@@ -95,8 +95,8 @@ struct ScheduleOptions {
   /// constant, linear, cosine, cosine_restarts, step, multi_step, exponential, polynomial or one_cycle. (For plateau,
   /// pass PlateauOptions to LRScheduler.)
   std::string name = "constant";
-  /// Length of the run in steps, including warm-up. Not needed for constant and multi_step, nor for step and exponential
-  /// with period_steps.
+  /// Length of the run in steps, including warm-up. Not needed for constant and multi_step, nor for step and
+  /// exponential with period_steps.
   int64_t total_steps = 0;
   int64_t warmup_steps = 0;
   /// End value of linear, cosine, cosine_restarts and polynomial: the lowest learning rate divided by the highest.
