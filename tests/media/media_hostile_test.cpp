@@ -191,7 +191,9 @@ TEST_CASE("A broken file or one without media gives one clear error", "[io][medi
     if (status.ok()) continue;
     CHECK(has_form(status, path));
     // FFmpeg 7 refuses a playlist with another name when it looks at its beginning.
-    CHECK_THAT(error_line(status), Catch::Contains(row.says) || Catch::Contains("Not detecting m3u8"));
+    const bool is_refused_playlist =
+        row.bytes.starts_with("#EXTM3U") && error_line(status).find("Not detecting m3u8") != std::string::npos;
+    if (!is_refused_playlist) CHECK_THAT(error_line(status), Catch::Contains(row.says));
   }
 }
 
