@@ -22,6 +22,7 @@ LEFT_OUT = {
     "tensorboard": "events with times, in files named by time, process and run",
     "wandb": "logs of another program, with times",
     "profile.json": "times",
+    "corpus.char.tokens.json": "times of the text; the tokens next to it are compared",
 }
 MEASURED = re.compile(r".*(_per_second|_fraction|_seconds|_bytes)|utilisation|queue_depth|time|gpu_utilisation|versions")
 
