@@ -32,7 +32,6 @@ namespace {
 //
 // A sparse gradient has only the rows with triplets: step 2 sorts the triplets by their rows instead, and step 3 is the
 // same, so that the values are.
-//
 constexpr int64_t kTripletGrain = 256;
 constexpr int64_t kRowGrain = 512;
 constexpr int64_t kLanes = 16;

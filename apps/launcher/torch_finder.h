@@ -23,7 +23,7 @@ struct Program {
   std::string series = {};
   /// Its file.
   std::string path = {};
-  /// Folder of libraries that stand for those of CUDA where LibTorch has none; it may not exist.
+  /// Folder of libraries that replace those of CUDA where LibTorch has none; it may not exist.
   std::string without_cuda = {};
   /// The shared libraries that it needs.
   std::vector<std::string> needed = {};

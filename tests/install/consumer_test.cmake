@@ -1,12 +1,7 @@
 # Installs the library, moves it, and builds and runs examples/consumer with it there.
 cmake_minimum_required(VERSION 3.25)
 
-function(run)
-  execute_process(COMMAND ${ARGN} COMMAND_ECHO STDOUT RESULT_VARIABLE status)
-  if(status)
-    message(FATAL_ERROR "failed (${status}): ${ARGN}")
-  endif()
-endfunction()
+include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
 set(first ${WORK_DIR}/installed)
 set(prefix ${WORK_DIR}/moved)

@@ -2,12 +2,7 @@
 # TRAINKIT_TEST_FULL=1 also builds the trainers, looks for CUDA's libraries in them, and trains.
 cmake_minimum_required(VERSION 3.25)
 
-function(run)
-  execute_process(COMMAND ${ARGN} COMMAND_ECHO STDOUT RESULT_VARIABLE status)
-  if(status)
-    message(FATAL_ERROR "failed (${status}): ${ARGN}")
-  endif()
-endfunction()
+include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
 set(cuda "[^\n \"]*(c10_cuda|torch_cuda|torch_nvshmem|cudart|nccl|cublas|WITH_CUDA|WITH_NCCL)[^\n \"]*")
 set(folder ${WORK_DIR}/without_cuda)

@@ -1,5 +1,5 @@
 #pragma once
-/// For programs with kernels of their own: whether a kernel can run, and whether a step on the CPU stands for a GPU's.
+/// For programs with kernels of their own: whether a kernel can run, and whether a step on the CPU plans a GPU's.
 
 #include <c10/core/Device.h>
 
