@@ -32,5 +32,6 @@
 #include "trainkit/config/config.h"
 #include "trainkit/train/train_step.h"
 #include "trainkit/train/evaluate.h"
+#include "trainkit/train/metrics.h"
 #include "trainkit/train/checkpoint.h"
 #include "trainkit/train/trainer.h"

@@ -3,14 +3,10 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/huber_loss.h>
 #include <ATen/ops/mse_loss.h>
-#include <ATen/ops/ones_like.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
@@ -104,20 +100,10 @@ absl::Status Regression::write(const std::string& folder, const TestedRows& test
 namespace detail {
 
 RegressionScore::RegressionScore(RegressionOptions options, at::Device device)
-    : options_(std::move(options)), sums_(at::zeros({5}, at::TensorOptions(at::kDouble).device(device))) {}
+    : options_(std::move(options)), metrics_({}, device) {}
 
 void RegressionScore::update(const at::Tensor& outputs, const Batch& rows) {
-  const at::Tensor truth = rows[options_.target_field].to(at::kDouble);
-  const at::Tensor error = in_units(outputs, options_) - truth, target = truth - options_.mean;
-  sums_.add_(at::stack({at::ones_like(target), target, target * target, error * error, error.abs()}).sum(1));
-}
-
-Metrics RegressionScore::result() const {
-  const at::Tensor sums = sums_.cpu();
-  const auto* const s = sums.const_data_ptr<double>();
-  constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-  const double rows = s[0], spread = s[2] - s[1] * s[1] / rows;
-  return {{"rmse", std::sqrt(s[3] / rows)}, {"mae", s[4] / rows}, {"r2", spread > 0 ? 1 - s[3] / spread : kNaN}};
+  metrics_.add(in_units(outputs, options_), rows[options_.target_field]);
 }
 
 std::shared_ptr<Task> make_regression(ModelOutputs outputs, RegressionOptions options) {

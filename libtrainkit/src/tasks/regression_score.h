@@ -1,13 +1,15 @@
 #pragma once
-/// What the rows of a regression add up to.
+/// The scores of a regression task.
 
 #include <memory>
+#include <vector>
 
 #include "trainkit/tasks/regression.h"
+#include "trainkit/train/metrics.h"
 
 namespace trainkit::detail {
 
-/// Sums of a regression, in float64: rows, targets and errors in the target's units.
+/// RegressionMetrics of a model that predicts in deviations: "rmse", "mae" and "r2" in the target's units.
 class RegressionScore final : public Score {
  public:
   explicit RegressionScore(RegressionOptions options, at::Device device = at::kCPU);
@@ -15,14 +17,14 @@ class RegressionScore final : public Score {
     return std::make_unique<RegressionScore>(options_, device);
   }
   void update(const at::Tensor& outputs, const Batch& rows) override;
-  std::vector<at::Tensor> sums() const override { return {sums_}; }
-  /// "rmse" and "mae" (root of the mean squared error, mean absolute error), "r2" (coefficient of determination; NaN if
-  /// all targets are equal). scikit-learn's root_mean_squared_error, mean_absolute_error and r2_score.
-  Metrics result() const override;
+  std::vector<at::Tensor> sums() const override { return metrics_.sums(); }
+  void merge(const Score& other) override { metrics_.merge(other); }
+  absl::Status merge_ranks(ProcessGroup& group) override { return metrics_.merge_ranks(group); }
+  Metrics result() const override { return metrics_.result(); }
 
  private:
   RegressionOptions options_;
-  at::Tensor sums_;  // rows, targets - mean, their squares, squared errors, absolute errors
+  RegressionMetrics metrics_;
 };
 
 }  // namespace trainkit::detail

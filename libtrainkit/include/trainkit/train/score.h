@@ -1,6 +1,6 @@
 #pragma once
 /// Scores of a model over a data set that are no means over its batches, such as F1 or the coefficient of
-/// determination.
+/// determination. Common ones are in trainkit/train/metrics.h.
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/status.h>
@@ -37,11 +37,11 @@ class Score {
   /// Synchronises.
   virtual Metrics result() const = 0;
 
-  /// Adds what another score of the same kind has seen, on any device.
-  void merge(const Score& other);
-  /// Adds what the scores of all other ranks have seen. A collective: all ranks call it. Errors are those of
-  /// ProcessGroup.
-  absl::Status merge_ranks(ProcessGroup& group);
+  /// Adds what another score of the same kind has seen, on any device: by default its sums().
+  virtual void merge(const Score& other);
+  /// Adds what the scores of all other ranks have seen, by default their sums(). A collective: all ranks call it and
+  /// have the same result. Errors are those of ProcessGroup.
+  virtual absl::Status merge_ranks(ProcessGroup& group);
 };
 
 }  // namespace trainkit
