@@ -170,3 +170,62 @@ TEST_CASE("Under autocast class weights of 16-bit logits stay float32", "[nn][cr
     CHECK(loss.equal(at::cross_entropy_loss(logits.to(at::kFloat), target, weight)));
   }
 }
+
+TEST_CASE("cross_entropy takes probabilities of the classes as targets, as PyTorch", "[nn][cross_entropy]") {
+  torch::manual_seed(7);
+  const int64_t rows = 20, classes = 5;
+  const at::Tensor logits = torch::randn({rows, classes}) * 3, mix = torch::randn({rows, classes}).softmax(1);
+  const at::Tensor weight = torch::rand({classes}) + 0.1;
+  for (const bool weighted : {false, true}) {
+    for (const double smoothing : {0.0, 0.1, 1.0}) {
+      CAPTURE(weighted, smoothing);
+      const at::Tensor used = weighted ? weight : at::Tensor();
+      const auto [loss, gradient] =
+          with_gradient(logits, [&](const auto& x) { return cross_entropy(x, mix, -100, used, smoothing); });
+      // torch.nn.CrossEntropyLoss with probabilities: divided by the rows, also with weights.
+      const auto [expected, expected_gradient] = with_gradient(logits.to(at::kDouble), [&](const auto& x) {
+        const at::Tensor w = weighted ? weight.to(at::kDouble) : torch::ones({classes}, at::kDouble);
+        const at::Tensor wanted = (1 - smoothing) * mix.to(at::kDouble) + smoothing / static_cast<double>(classes);
+        return -(wanted * w * x.log_softmax(1)).sum() / static_cast<double>(rows);
+      });
+      CHECK(loss.item<double>() == Approx(expected.template item<double>()).epsilon(1e-5));
+      CHECK(relative_to_largest(gradient, expected_gradient) < 1e-5);
+    }
+  }
+  // torch.nn.functional.cross_entropy(tensor([[1., 2., -1.], [0.5, 0., 3.]]), tensor([[0.2, 0.7, 0.1],
+  // [0., 0.25, 0.75]]), weight=tensor([1., 2., 0.5]), label_smoothing=0.1) of PyTorch 2.11, and its gradient.
+  const at::Tensor x = torch::tensor({1.0F, 2.0F, -1.0F, 0.5F, 0.0F, 3.0F}).view({2, 3}).requires_grad_();
+  const at::Tensor target = torch::tensor({0.2F, 0.7F, 0.1F, 0.0F, 0.25F, 0.75F}).view({2, 3});
+  const at::Tensor loss = cross_entropy(x, target, -100, torch::tensor({1.0F, 2.0F, 0.5F}), 0.1);
+  CHECK(loss.item<double>() == Approx(1.351334850191341).epsilon(1e-6));
+  loss.backward();
+  const at::Tensor gradient =
+      torch::tensor({0.101146749F, -0.098437903F, -0.002708846F, 0.016119070F, -0.238447779F, 0.222328708F})
+          .view({2, 3});
+  CHECK(at::allclose(x.grad(), gradient, 1e-5, 1e-7));
+  // Hard targets as probabilities, and autocast.
+  const at::Tensor y = torch::randint(classes, {rows}), hard = torch::one_hot(y, classes).to(at::kFloat);
+  CHECK(cross_entropy(logits, hard).item<double>() == Approx(cross_entropy(logits, y).item<double>()).epsilon(1e-6));
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  const at::Tensor narrow = cross_entropy(logits.to(at::kBFloat16), mix, -100, weight);
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  CHECK(narrow.equal(at::cross_entropy_loss(logits.to(at::kBFloat16).to(at::kFloat), mix, weight)));
+  CHECK_THROWS_AS(cross_entropy(logits, mix.slice(1, 0, 3)), c10::Error);
+}
+
+TEST_CASE("Losses with a second derivative are named where one is missing", "[nn][cross_entropy]") {
+  const at::Tensor x = torch::randn({4, 6}).requires_grad_(), y = torch::randint(6, {4});
+  const auto first = [&](const at::Tensor& loss) {
+    return torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
+  };
+  CHECK_THROWS_WITH(first(cross_entropy(x, y)), Catch::Contains("use at::cross_entropy_loss"));
+  CHECK_THROWS_WITH(first(linear_cross_entropy(x, torch::randn({5000, 6}), y)),
+                    Catch::Contains("use at::cross_entropy_loss of at::linear"));
+  // With weights, smoothing or probabilities it has one.
+  for (const at::Tensor& loss : {cross_entropy(x, y, -100, {}, 0.1), cross_entropy(x, y, -100, torch::ones({6})),
+                                 cross_entropy(x, torch::rand({4, 6}))}) {
+    first(loss).square().sum().backward();
+    CHECK(x.grad().abs().sum().item<double>() > 0);
+    x.mutable_grad().reset();
+  }
+}

@@ -318,7 +318,8 @@ struct FusedBatchNorm : torch::autograd::Function<FusedBatchNorm> {
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     TORCH_CHECK_NOT_IMPLEMENTED(!c10::GradMode::is_enabled(),
-                                "the fused batch norm on the CPU has no second derivative");
+                                "the fused batch norm on the CPU has no second derivative (create_graph); use "
+                                "torch::nn::BatchNorm1d or 2d");
     const auto saved = context->get_saved_variables();
     const at::Tensor& x = saved[0];
     const at::Tensor dy = gradients[0].to(x.scalar_type()).contiguous(x.suggest_memory_format());

@@ -105,7 +105,7 @@ struct CrossEntropyBackward final : torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
     TORCH_CHECK(gradient.defined(), "cross_entropy: backward ran before; use retain_graph to run it again");
     TORCH_CHECK_NOT_IMPLEMENTED(!c10::GradMode::is_enabled(),
-                                "cross_entropy has no second derivative; at::cross_entropy_loss has");
+                                "cross_entropy has no second derivative (create_graph); use at::cross_entropy_loss");
     if (!grads[0].defined()) return {at::Tensor()};
     return {detail::times_incoming(gradient, grads[0])};
   }

@@ -46,7 +46,9 @@ struct Gradients {
 struct LinearCrossEntropyBackward final : torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
     TORCH_CHECK(!is_used, "linear_cross_entropy: backward ran before; use retain_graph to run it again");
-    TORCH_CHECK_NOT_IMPLEMENTED(!c10::GradMode::is_enabled(), "linear_cross_entropy has no second derivative");
+    TORCH_CHECK_NOT_IMPLEMENTED(!c10::GradMode::is_enabled(),
+                                "linear_cross_entropy has no second derivative (create_graph); use "
+                                "at::cross_entropy_loss of at::linear");
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
     if (inverse_count.defined()) {
       const at::Tensor factor = grads[0] * inverse_count;  // stays on the device: reading it would wait

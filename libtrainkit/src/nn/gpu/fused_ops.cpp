@@ -35,8 +35,10 @@ using torch::autograd::variable_list;
 /// Disables autocast, because dtypes are chosen here.
 using NoAutocast = c10::impl::ExcludeDispatchKeyGuard;
 
-void refuse_second_derivative(const char* name) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!c10::GradMode::is_enabled(), name, " on a GPU has no second derivative");
+/// @param instead LibTorch's function, which has one.
+void refuse_second_derivative(const char* name, const char* instead) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!c10::GradMode::is_enabled(), name,
+                              " on a GPU has no second derivative (create_graph); use ", instead);
 }
 
 bool is_vector_for(const at::Tensor& vector, const at::Tensor& x, at::ScalarType type) {
@@ -158,7 +160,7 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    refuse_second_derivative("layer_norm");
+    refuse_second_derivative("layer_norm", "at::layer_norm");
     const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
     const bool has_branch = context->saved_data["has_branch"].toBool();
     if (!gradients[1].defined()) {
@@ -183,7 +185,7 @@ struct GeluFunction : torch::autograd::Function<GeluFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    refuse_second_derivative("gelu");
+    refuse_second_derivative("gelu", "at::gelu");
     const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
     const auto saved = context->get_saved_variables();
     const GeluGradients result =
@@ -220,7 +222,7 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    refuse_second_derivative("cross_entropy");
+    refuse_second_derivative("cross_entropy", "at::cross_entropy_loss");
     const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
     const auto saved = context->get_saved_variables();
     const at::Tensor &logits = saved[0], &d_loss = gradients[0];
