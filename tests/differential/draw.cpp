@@ -118,15 +118,17 @@ void draw_layers(Dice& dice, Spec& spec) {
 }
 
 void draw_optimizer(Dice& dice, Spec& spec) {
-  spec.optimizer = dice.one({"sgd", "sgd", "adam", "adamw", "adamw", "muon"});
+  spec.optimizer = dice.one({"sgd", "sgd", "adam", "adamw", "adamw", "muon", "rmsprop", "adagrad"});
   if (spec.input == "tokens" && !spec.tied_head && dice.chance(40)) spec.optimizer = "sparse_adam";
   spec.lr = spec.optimizer == "sgd" ? dice.one_of({0.02, 0.05, 0.1}) : dice.one_of({0.003, 0.01});
-  if (spec.optimizer == "sgd" || spec.optimizer == "muon") {
+  if (spec.optimizer == "sgd" || spec.optimizer == "muon" || spec.optimizer == "rmsprop") {
     spec.momentum = dice.one_of({0.0, 0.9, 0.5});
-    spec.nesterov = spec.momentum > 0 && dice.chance(40);
+    spec.nesterov = spec.optimizer != "rmsprop" && spec.momentum > 0 && dice.chance(40);
+    spec.centered = spec.optimizer == "rmsprop" && dice.chance(40);
   }
   spec.beta1 = dice.one_of({0.9, 0.9, 0.5});
   spec.eps = dice.one_of({1e-8, 1e-4});
+  if (spec.centered) spec.eps = 1e-4;  // a variance may be 0
   spec.weight_decay = dice.one_of({0.0, 0.01, 0.1});
   spec.groups = spec.optimizer == "muon" ? "default" : dice.one({"default", "one", "layers"});
   if (spec.optimizer == "sparse_adam") {

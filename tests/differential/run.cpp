@@ -8,8 +8,10 @@
 #include "model.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
+#include "trainkit/optim/adagrad.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/optim/lr_scheduler.h"
+#include "trainkit/optim/rmsprop.h"
 #include "trainkit/optim/sgd.h"
 
 namespace trainkit::differential {
@@ -49,6 +51,21 @@ std::unique_ptr<Optimizer> make_bare_optimizer(const Spec& spec) {
   }
   if (spec.optimizer == "sparse_adam") {
     return std::make_unique<SparseAdam>(SparseAdamOptions{.lr = spec.lr, .betas = betas, .eps = spec.eps});
+  }
+  if (spec.optimizer == "rmsprop") {
+    return std::make_unique<RMSprop>(RMSpropOptions{.lr = spec.lr,
+                                                    .alpha = spec.beta1,
+                                                    .eps = spec.eps,
+                                                    .weight_decay = spec.weight_decay,
+                                                    .momentum = spec.momentum,
+                                                    .centered = spec.centered});
+  }
+  if (spec.optimizer == "adagrad") {
+    return std::make_unique<Adagrad>(AdagradOptions{.lr = spec.lr,
+                                                    .lr_decay = 0.1,
+                                                    .weight_decay = spec.weight_decay,
+                                                    .initial_accumulator_value = 0.05,
+                                                    .eps = spec.eps});
   }
   if (spec.optimizer == "muon") {
     return std::make_unique<Muon>(

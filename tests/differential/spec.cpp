@@ -5,12 +5,12 @@ namespace trainkit::differential {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(LayerSpec, kind, out, no_bias, eval, frozen, change_at, shares, branch)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Spec, seed, number, oracle, loop, dtype, input, layers, tied_head, rows,
                                                 batch_size, drop_last, sampler, dataset, workers, steps, epochs, fits,
-                                                accumulate, optimizer, lr, momentum, nesterov, beta1, eps, weight_decay,
-                                                groups, schedule, schedule_steps, warmup, min_factor, period, growth,
-                                                gamma, plateau, clip, ema, keep_grads, skip_nonfinite, bad_rows, loss,
-                                                weights, state, keeps, penalty, metric, evaluate_every, evaluation_rows,
-                                                early_stopping, best, two_steps, stray_backward, parts, own_weights,
-                                                on_replicas, sharding, at_step, kill)
+                                                accumulate, optimizer, lr, momentum, nesterov, centered, beta1, eps,
+                                                weight_decay, groups, schedule, schedule_steps, warmup, min_factor,
+                                                period, growth, gamma, plateau, clip, ema, keep_grads, skip_nonfinite,
+                                                bad_rows, loss, weights, state, keeps, penalty, metric, evaluate_every,
+                                                evaluation_rows, early_stopping, best, two_steps, stray_backward, parts,
+                                                own_weights, on_replicas, sharding, at_step, kill)
 
 namespace {
 

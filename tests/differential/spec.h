@@ -46,10 +46,11 @@ struct Spec {
   int64_t epochs = 0;  ///< of the Trainer; 0: `steps` is its limit
   int64_t fits = 1;    ///< calls of fit, or schedulers and steps one after the other
   int64_t accumulate = 1;
-  std::string optimizer = "sgd";  ///< sgd, adam, adamw, muon, sparse_adam (with a sparse embedding)
+  std::string optimizer = "sgd";  ///< sgd, adam, adamw, muon, rmsprop, adagrad, sparse_adam (with a sparse embedding)
   double lr = 0.05;
   double momentum = 0;
   bool nesterov = false;
+  bool centered = false;  ///< of rmsprop
   double beta1 = 0.9;
   double eps = 1e-8;
   double weight_decay = 0;

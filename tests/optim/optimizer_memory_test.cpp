@@ -5,7 +5,9 @@
 
 #include "optim/optimizer_parts.h"
 #include "test_util.h"
+#include "trainkit/optim/adagrad.h"
 #include "trainkit/optim/adam.h"
+#include "trainkit/optim/rmsprop.h"
 #include "trainkit/optim/sgd.h"
 
 namespace trainkit {
@@ -55,6 +57,8 @@ std::vector<std::unique_ptr<Optimizer>> optimizers(const Parameters& parameters)
   all.push_back(std::make_unique<Adam>());
   all.push_back(std::make_unique<SGD>(SGDOptions{.momentum = 0.9, .nesterov = true}));
   all.push_back(std::make_unique<SGD>());
+  all.push_back(std::make_unique<RMSprop>(RMSpropOptions{.momentum = 0.9, .centered = true}));
+  all.push_back(std::make_unique<Adagrad>());
   for (const auto& optimizer : all) optimizer->add_param_group({.params = parameters.list});
   return all;
 }

@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "trainkit/optim/adagrad.h"
 #include "trainkit/optim/adam.h"
+#include "trainkit/optim/rmsprop.h"
 #include "trainkit/optim/sgd.h"
 
 namespace trainkit::test {
@@ -38,6 +40,13 @@ inline std::unique_ptr<Optimizer> make(const std::string& kind) {
   if (kind == "adamw") return std::make_unique<AdamW>(AdamWOptions{.lr = 0.1, .betas = {0.8, 0.9}});
   if (kind == "adam") return std::make_unique<Adam>(AdamOptions{.lr = 0.1, .weight_decay = 0.1});
   if (kind == "capturable") return std::make_unique<AdamW>(AdamWOptions{.lr = 0.1, .capturable = true});
+  if (kind == "rmsprop") {
+    return std::make_unique<RMSprop>(
+        RMSpropOptions{.lr = 0.01, .alpha = 0.9, .weight_decay = 0.1, .momentum = 0.9, .centered = true});
+  }
+  if (kind == "adagrad") {
+    return std::make_unique<Adagrad>(AdagradOptions{.lr = 0.1, .lr_decay = 0.1, .initial_accumulator_value = 0.5});
+  }
   if (kind == "sgd") return std::make_unique<SGD>(SGDOptions{.lr = 0.1});
   return std::make_unique<SGD>(SGDOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1, .nesterov = true});
 }

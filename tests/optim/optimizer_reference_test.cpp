@@ -1,6 +1,8 @@
 #include "read_floats.h"
+#include "trainkit/optim/adagrad.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/optim/optimizer.h"
+#include "trainkit/optim/rmsprop.h"
 #include "trainkit/optim/sgd.h"
 
 namespace trainkit {
@@ -44,6 +46,29 @@ std::unique_ptr<Optimizer> make(const std::string& name, bool capturable) {
     return std::make_unique<Adam>(
         AdamOptions{.lr = 3e-3, .betas = {0.8, 0.95}, .eps = 1e-6, .weight_decay = 0.01, .capturable = capturable});
   }
+  if (name == "rmsprop") {
+    return std::make_unique<RMSprop>(RMSpropOptions{.lr = 1e-2, .weight_decay = 0.05, .capturable = capturable});
+  }
+  if (name == "rmsprop_momentum") {
+    return std::make_unique<RMSprop>(
+        RMSpropOptions{.lr = 3e-3, .alpha = 0.9, .eps = 1e-6, .momentum = 0.8, .capturable = capturable});
+  }
+  if (name == "rmsprop_centered") {
+    return std::make_unique<RMSprop>(RMSpropOptions{.lr = 3e-3,
+                                                    .alpha = 0.6,
+                                                    .eps = 1e-6,
+                                                    .weight_decay = 0.01,
+                                                    .momentum = 0.5,
+                                                    .centered = true,
+                                                    .capturable = capturable});
+  }
+  if (name == "adagrad") {
+    return std::make_unique<Adagrad>(AdagradOptions{.lr = 1e-1, .weight_decay = 0.05, .capturable = capturable});
+  }
+  if (name == "adagrad_decay") {
+    return std::make_unique<Adagrad>(AdagradOptions{
+        .lr = 2e-1, .lr_decay = 0.02, .initial_accumulator_value = 0.3, .eps = 1e-6, .capturable = capturable});
+  }
   SGDOptions options{.lr = 1e-2, .capturable = capturable};
   if (name != "sgd_momentum") options.weight_decay = 0.05;
   if (name != "sgd") options.momentum = 0.9;
@@ -83,14 +108,14 @@ double error(const at::Tensor& a, const at::Tensor& b) {
   return ((a - b).abs() / b.abs().clamp_min(1)).max().item<double>();
 }
 
-TEST_CASE(
-    "AdamW, Adam and SGD equal Python's over 100 steps to 1e-6: groups, weight decay, lr factors, missing gradients") {
+TEST_CASE("The optimizers equal Python's over 100 steps to 1e-6: groups, weight decay, lr factors, missing gradients") {
   if (test::python().empty()) TRAINKIT_SKIP("TRAINKIT_PYTHON is not set");
   const test::TempDir& dir = reference();
   const at::Tensor init = test::read_floats(dir / "init.bin", {kNumel});
   const at::Tensor gradients = test::read_floats(dir / "grads.bin", {kSteps, kNumel});
   int compared = 0;
-  for (const std::string name : {"adamw", "adam", "sgd", "sgd_momentum", "sgd_nesterov"}) {
+  for (const std::string name : {"adamw", "adam", "sgd", "sgd_momentum", "sgd_nesterov", "rmsprop", "rmsprop_momentum",
+                                 "rmsprop_centered", "adagrad", "adagrad_decay"}) {
     for (const bool with_missing : {false, true}) {
       for (const bool capturable : {false, true}) {
         CAPTURE(name, with_missing, capturable);
@@ -108,7 +133,7 @@ TEST_CASE(
       }
     }
   }
-  CHECK(compared == 2 * (5 * 4 - 3));
+  CHECK(compared == 2 * (5 * 4 - 3 + 3 * 2 + 2 * 4));
 }
 
 TEST_CASE("clip_grad_norm_ equals torch.nn.utils.clip_grad_norm_: norm and gradients") {

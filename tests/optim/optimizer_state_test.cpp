@@ -23,7 +23,7 @@ StateDict changed(StateDict state, const std::string& name, std::optional<StateV
 }
 
 TEST_CASE("An optimizer's state saved in the middle and loaded gives the bits of an uninterrupted run") {
-  const auto kind = GENERATE(as<std::string>(), "adamw", "adam", "capturable", "sgd", "nesterov");
+  const auto kind = GENERATE(as<std::string>(), "adamw", "adam", "capturable", "sgd", "nesterov", "rmsprop", "adagrad");
   CAPTURE(kind);
   Model whole, halves;
   const auto first = make(kind);

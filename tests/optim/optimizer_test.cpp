@@ -212,7 +212,7 @@ TEST_CASE("Constructors report every option out of range at once") {
 }
 
 TEST_CASE("create_like makes an optimizer of the same kind and options without parameters") {
-  for (const char* kind : {"adamw", "adam", "capturable", "sgd", "nesterov"}) {
+  for (const char* kind : {"adamw", "adam", "capturable", "sgd", "nesterov", "rmsprop", "adagrad"}) {
     CAPTURE(kind);
     Model a, b;
     const auto original = make(kind);
@@ -251,7 +251,7 @@ TEST_CASE("An optimizer works after it is moved") {
 }
 
 TEST_CASE("Parameters of several dtypes are each updated in their own dtype") {
-  for (const char* kind : {"adamw", "adam", "sgd", "nesterov"}) {
+  for (const char* kind : {"adamw", "adam", "sgd", "nesterov", "rmsprop", "adagrad"}) {
     CAPTURE(kind);
     torch::manual_seed(5);
     at::Tensor single = parameter({40}), wide = single.detach().to(at::kDouble).requires_grad_(),

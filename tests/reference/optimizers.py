@@ -34,6 +34,11 @@ CASES = {
     "sgd": (torch.optim.SGD, dict(lr=1e-2, weight_decay=0.05)),
     "sgd_momentum": (torch.optim.SGD, dict(lr=1e-2, momentum=0.9)),
     "sgd_nesterov": (torch.optim.SGD, dict(lr=1e-2, momentum=0.9, nesterov=True, weight_decay=0.05)),
+    "rmsprop": (torch.optim.RMSprop, dict(lr=1e-2, weight_decay=0.05)),
+    "rmsprop_momentum": (torch.optim.RMSprop, dict(lr=3e-3, alpha=0.9, eps=1e-6, momentum=0.8)),
+    "rmsprop_centered": (torch.optim.RMSprop, dict(lr=3e-3, alpha=0.6, eps=1e-6, momentum=0.5, centered=True, weight_decay=0.01)),
+    "adagrad": (torch.optim.Adagrad, dict(lr=1e-1, weight_decay=0.05)),
+    "adagrad_decay": (torch.optim.Adagrad, dict(lr=2e-1, lr_decay=0.02, initial_accumulator_value=0.3, eps=1e-6)),
 }
 
 
@@ -44,7 +49,9 @@ def run(kind, options, init, grads, with_missing, fused):
         {"params": [params[0], params[2]]},
         {"params": [params[1], params[3]], "lr": options["lr"] * 0.5, "weight_decay": 0.0},
     ]
-    optimizer = kind(groups, fused=fused, foreach=False, **options)
+    if kind is not torch.optim.RMSprop:
+        options = dict(options, fused=fused)
+    optimizer = kind(groups, foreach=False, **options)
     rows = []
     for step in range(STEPS):
         for index, (param, grad) in enumerate(zip(params, grads[step])):
@@ -63,8 +70,8 @@ def main(out):
     for name, (kind, options) in CASES.items():
         for with_missing in (False, True):
             for fused in (False, True):
-                # Fused SGD cannot start if some of the momentum buffers are missing.
-                if with_missing and fused and kind is torch.optim.SGD:
+                # Fused SGD cannot start if some of the momentum buffers are missing. There is no fused RMSprop.
+                if fused and (kind is torch.optim.RMSprop or with_missing and kind is torch.optim.SGD):
                     continue
                 suffix = (".fused" if fused else "") + (".missing" if with_missing else "")
                 save(f"{out}/{name}{suffix}.bin", run(kind, options, init, grads, with_missing, fused))

@@ -13,13 +13,15 @@ namespace trainkit {
 Optimizer::Optimizer(const BaseOptions& options)
     : parts_(std::make_shared<detail::OptimizerParts>(options.lr, options.weight_decay, options.capturable)) {
   parts_->parameters.takes_sparse = options.takes_sparse;
+  parts_->parameters.initial_state = options.initial_state;
 }
 
 Optimizer::BaseOptions Optimizer::base_options() const {
   return {.lr = lr(),
           .weight_decay = parts_->weight_decay,
           .capturable = parts_->capturable,
-          .takes_sparse = parts_->parameters.takes_sparse};
+          .takes_sparse = parts_->parameters.takes_sparse,
+          .initial_state = parts_->parameters.initial_state};
 }
 
 std::vector<ParamGroup> Optimizer::groups_for(const torch::nn::Module& model) const {

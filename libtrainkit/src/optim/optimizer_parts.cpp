@@ -32,9 +32,10 @@ at::Tensor with_layout_of(const at::Tensor& param, const at::Tensor& gradient) {
 //
 // Memory. add() allocates everything before it changes a member, and a step allocates no tensor memory after its first
 // change. An out-of-memory error therefore leaves either the old state or the new one, never a mixture. The exceptions
-// are SGD on 16-bit CPU parameters, which makes float32 copies in each step (SGD::apply_in_float), Muon, which
-// allocates scalars and the scratch memory of LibTorch's matrix products, and SparseAdam outside float32 on the CPU,
-// which allocates the new values of a parameter's rows before it writes them. Gradients are coalesced before.
+// are SGD and Adagrad on 16-bit CPU parameters, which make float32 copies in each step (in_float.h), RMSprop outside
+// float32 and float64 on the CPU and float32 on a GPU, Muon, which allocates scalars and the scratch memory of
+// LibTorch's matrix products, and rows of SparseAdam outside float32 on the CPU and of Adagrad, which allocate the new
+// values of a parameter's rows before they write them. Gradients are coalesced before.
 //
 // CUDA graphs. Learning rates and counts move to the device with count_on_device(); both are then updated in place,
 // because a captured step() reads fixed addresses. `version` changes whenever such a step becomes invalid: new tensors,
@@ -65,7 +66,9 @@ std::vector<ParamGroup> OptimizerParts::take_groups() {
   counts = StepCounts(counts.are_on_device());
   rates.forget_groups();
   ++version;
-  return std::exchange(parameters, ParameterBuckets{.takes_sparse = parameters.takes_sparse}).groups;
+  return std::exchange(parameters, ParameterBuckets{.takes_sparse = parameters.takes_sparse,
+                                                    .initial_state = parameters.initial_state})
+      .groups;
 }
 
 void OptimizerParts::count_on_device() {

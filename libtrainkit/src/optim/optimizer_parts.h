@@ -87,4 +87,7 @@ bool is_sharded(const Optimizer& optimizer);
 /// type ("state.<name>.exp_avg"), not the step counts. With sharding: parts of parameters.
 std::map<std::string, at::Tensor> parameters_of_state(const Optimizer& optimizer);
 
+/// Names of the tensors of the first parameter's state, without its step count; none without parameters.
+std::vector<std::string> state_kinds(const Optimizer& optimizer);
+
 }  // namespace trainkit::detail

@@ -157,6 +157,11 @@ absl::Status detail::OptimizerParts::load(Optimizer& optimizer, StateDict state,
   return absl::OkStatus();
 }
 
+std::vector<std::string> detail::state_kinds(const Optimizer& optimizer) {
+  const auto& buckets = OptimizerParts::of(optimizer).parameters.buckets;
+  return buckets.empty() ? std::vector<std::string>() : buckets.front().kinds;
+}
+
 std::map<std::string, at::Tensor> detail::parameters_of_state(const Optimizer& optimizer) {
   std::map<std::string, at::Tensor> parameters;
   for (const ParameterBucket& bucket : OptimizerParts::of(optimizer).parameters.buckets) {

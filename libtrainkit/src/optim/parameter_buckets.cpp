@@ -71,7 +71,10 @@ std::vector<ParameterBucket> ParameterBuckets::buckets_for(
     bucket->names.push_back(param.name);
     bucket->params.push_back(param.tensor);
     bucket->positions.push_back(position++);
-    for (auto& list : bucket->state) list.push_back(at::zeros_like(param.tensor));
+    for (auto& list : bucket->state) {
+      list.push_back(at::zeros_like(param.tensor));  // which a memory plan does not touch
+      if (initial_state != 0) list.back().fill_(initial_state);
+    }
     bucket->gradients.emplace_back();
   }
   return added;
@@ -108,9 +111,9 @@ const at::Tensor& ParameterBuckets::gradient_of(const ParameterBucket& bucket, s
   at::Tensor& gradient = param.mutable_grad();
   if (!gradient.defined()) return gradient;
   const bool is_sparse = gradient.layout() == at::kSparse;
-  TORCH_CHECK_VALUE(gradient.layout() == at::kStrided || (is_sparse && takes_sparse), "optimizer: the gradient of '",
-                    bucket.names[i],
-                    "' is sparse, expected a dense one: build the embedding with sparse(false), or use SparseAdam");
+  TORCH_CHECK_VALUE(
+      gradient.layout() == at::kStrided || (is_sparse && takes_sparse), "optimizer: the gradient of '", bucket.names[i],
+      "' is sparse, expected a dense one: build the embedding with sparse(false), or use SparseAdam or Adagrad");
   TORCH_CHECK_VALUE(gradient.scalar_type() == param.scalar_type(), "optimizer: the gradient of '", bucket.names[i],
                     "' is ", gradient.scalar_type(), ", expected ", param.scalar_type(), " like its parameter");
   if (is_sparse && !gradient.is_coalesced()) gradient = coalesced(gradient);

@@ -32,6 +32,7 @@ struct ParameterBuckets {
   std::vector<ParamGroup> groups = {};
   std::vector<ParameterBucket> buckets = {};  ///< In the order of their updates.
   bool takes_sparse = false;                  ///< Optimizer::BaseOptions::takes_sparse
+  double initial_state = 0;                   ///< Optimizer::BaseOptions::initial_state
 
   /// Throws c10::ValueError unless `group` can be added.
   void check(const ParamGroup& group) const;

@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include "core/base/option_problems.h"
+#include "optim/in_float.h"
 
 namespace trainkit {
 
@@ -46,41 +47,17 @@ std::string SGD::option_problems() const {
 }
 
 void SGD::apply(const FusedArguments& a) {
-  const auto type = a.params.front().scalar_type();
-  if (a.params.front().is_cpu() && (type == at::kBFloat16 || type == at::kHalf)) return apply_in_float(a);
-  const auto fused = [&](const auto& lr) {
-    at::_fused_sgd_(a.params, a.gradients, momentum_ == 0 ? at::TensorList() : at::TensorList(a.state[0]),
-                    a.weight_decay, momentum_, lr, /*dampening=*/0, nesterov_ != 0, /*maximize=*/false,
-                    /*is_first_step=*/false, /*grad_scale=*/{}, a.found_inf);
-  };
-  a.device_lr.defined() ? fused(a.device_lr) : fused(a.lr);
-}
-
-/// Steps 16-bit parameters in float32: PyTorch 2.11's CPU kernel computes most of their elements without storing them.
-void SGD::apply_in_float(const FusedArguments& a) {
-  const auto widen = [](at::TensorList narrow) {
-    std::vector<at::Tensor> wide;
-    for (const at::Tensor& tensor : narrow) wide.push_back(tensor.to(at::kFloat));
-    return wide;
-  };
-  const auto narrow = [](const std::vector<at::Tensor>& wide, at::TensorList into) {
-    for (size_t i = 0; i < wide.size(); ++i) into[i].copy_(wide[i]);
-  };
-  const std::vector<at::Tensor> params = widen(a.params);
-  const std::vector<at::Tensor> gradients = widen(a.gradients);
-  std::vector<std::vector<at::Tensor>> state;
-  for (const auto& list : a.state) state.push_back(widen(list));
-  apply({.params = params,
-         .gradients = gradients,
-         .state = state,
-         .steps = a.steps,
-         .lr = a.lr,
-         .device_lr = a.device_lr,
-         .weight_decay = a.weight_decay,
-         .found_inf = a.found_inf,
-         .orthogonalize = false});
-  narrow(params, a.params);
-  for (size_t k = 0; k < state.size(); ++k) narrow(state[k], a.state[k]);
+  // 16-bit parameters in float32: PyTorch 2.11's CPU kernel computes most of their elements without storing them.
+  detail::in_float(a.params, a.gradients, a.state,
+                   [&](at::TensorList params, at::TensorList gradients, const auto& state) {
+                     const auto fused = [&](const auto& lr) {
+                       at::_fused_sgd_(params, gradients, momentum_ == 0 ? at::TensorList() : at::TensorList(state[0]),
+                                       a.weight_decay, momentum_, lr, /*dampening=*/0, nesterov_ != 0,
+                                       /*maximize=*/false, /*is_first_step=*/false,
+                                       /*grad_scale=*/{}, a.found_inf);
+                     };
+                     a.device_lr.defined() ? fused(a.device_lr) : fused(a.lr);
+                   });
 }
 
 }  // namespace trainkit

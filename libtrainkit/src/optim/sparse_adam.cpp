@@ -1,5 +1,4 @@
 #include <ATen/Parallel.h>
-#include <ATen/TensorIndexing.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/where.h>
@@ -9,6 +8,7 @@
 #include <cmath>
 
 #include "core/base/option_problems.h"
+#include "optim/rows_of.h"
 #include "trainkit/core/vectorized.h"
 #include "trainkit/optim/adam.h"
 
@@ -47,12 +47,6 @@ TRAINKIT_VECTORIZED void update_float_rows(float* param, float* exp_avg, float* 
 bool has_float_rows(const at::Tensor& param, const at::Tensor& gradient) {
   return param.is_cpu() && param.scalar_type() == at::kFloat && param.is_contiguous() && gradient.sparse_dim() == 1 &&
          gradient._values().is_contiguous() && gradient._indices().is_contiguous();
-}
-
-std::vector<at::indexing::TensorIndex> places_of(const at::Tensor& gradient) {
-  std::vector<at::indexing::TensorIndex> places;
-  for (const at::Tensor& indices : gradient._indices().unbind(0)) places.emplace_back(indices);
-  return places;
 }
 
 }  // namespace
@@ -135,7 +129,7 @@ void SparseAdam::update_rows(const FusedArguments& a, size_t i) const {
     });
     return;
   }
-  const std::vector<at::indexing::TensorIndex> places = places_of(gradient);
+  const std::vector<at::indexing::TensorIndex> places = detail::rows_of(gradient);
   const at::Tensor old_avg = exp_avg.index(places), old_avg_sq = exp_avg_sq.index(places), old = param.index(places);
   at::Tensor avg = values.sub(old_avg).mul_(1 - betas_[0]).add_(old_avg);
   at::Tensor avg_sq = values.pow(2).sub_(old_avg_sq).mul_(1 - betas_[1]).add_(old_avg_sq);

@@ -49,6 +49,12 @@ class Optimizers:
         elif spec["optimizer"] == "sgd":
             made = torch.optim.SGD(parameters, lr=lr, momentum=spec["momentum"], weight_decay=decay,
                                    nesterov=spec["nesterov"] and spec["momentum"] > 0)
+        elif spec["optimizer"] == "rmsprop":
+            made = torch.optim.RMSprop(parameters, lr=lr, alpha=spec["beta1"], eps=spec["eps"], weight_decay=decay,
+                                       momentum=spec["momentum"], centered=spec["centered"])
+        elif spec["optimizer"] == "adagrad":
+            made = torch.optim.Adagrad(parameters, lr=lr, lr_decay=0.1, weight_decay=decay, initial_accumulator_value=0.05,
+                                       eps=spec["eps"])
         elif spec["optimizer"] in ("adam", "sparse_adam"):
             made = torch.optim.Adam(parameters, lr=lr, betas=betas, eps=spec["eps"], weight_decay=decay)
         else:
@@ -77,7 +83,9 @@ class Optimizers:
             state = optimizer.state.get(parameter, {})
             adam = ["exp_avg", "exp_avg_sq"]
             kinds = {torch.optim.Adam: adam, torch.optim.AdamW: adam, torch.optim.SparseAdam: adam, torch.optim.Muon: ["momentum_buffer"],
-                     torch.optim.SGD: ["momentum_buffer"] if self.spec["momentum"] else []}[type(optimizer)]
+                     torch.optim.SGD: ["momentum_buffer"] if self.spec["momentum"] else [], torch.optim.Adagrad: ["sum"],
+                     torch.optim.RMSprop: ["square_avg"] + ["momentum_buffer"] * (self.spec["momentum"] > 0) +
+                                          ["grad_avg"] * self.spec["centered"]}[type(optimizer)]
             for kind in kinds:
                 value = state.get(kind)
                 record[f"{place}optimizer/{name}.{kind}"] = torch.zeros_like(parameter) if value is None else value.clone()

@@ -2,7 +2,9 @@
 #include "reference_util.h"
 #include "test_util.h"
 #include "trainkit/io/weight_file.h"
+#include "trainkit/optim/adagrad.h"
 #include "trainkit/optim/adam.h"
+#include "trainkit/optim/rmsprop.h"
 #include "trainkit/optim/sgd.h"
 #include "trainkit/train/checkpoint.h"
 #include "trainkit/train/weights.h"
@@ -125,7 +127,8 @@ TEST_CASE("An optimizer file that does not match is refused, and nothing changes
   CHECK_THAT(refusal(optimizer, file_of(dir, {"0"}, good)),
              Catch::Contains("state.0: is a parameter number without a name"));
   REQUIRE(save_torch_file(Fs::posix(), dir / "w.pt", {{"fc.weight", good}}).ok());
-  CHECK_THAT(refusal(optimizer, dir / "w.pt"), Catch::Contains("contains no state of Adam, AdamW or SparseAdam"));
+  CHECK_THAT(refusal(optimizer, dir / "w.pt"),
+             Catch::Contains("contains no state of Adam, AdamW, SparseAdam, RMSprop or Adagrad"));
   CHECK(std::get<at::Tensor>(optimizer.state_dict().at("state.fc.weight.exp_avg")).abs().sum().item<double>() == 0);
 
   CHECK(load_torch_optimizer(optimizer, file_of(dir, {"module.fc.weight"}, good)) == absl::OkStatus());
@@ -309,6 +312,52 @@ TEST_CASE("Python resumes our AdamW and we resume Python's", "[train][optimizer_
   CHECK(difference(optimizer, taken) < 1e-6);
   CHECK(trainkit::detail::OptimizerParts::of(taken).counts.known() == 5);
   CHECK_THAT(refusal(taken, dir / "numbers.pt"), Catch::Contains("parameter number without a name"));
+}
+
+TEST_CASE("The states of RMSprop and Adagrad move to Python's and back", "[train][optimizer_file]") {
+  if (python().empty()) TRAINKIT_SKIP("TRAINKIT_PYTHON is not set");
+  TempDir dir;
+  const auto make = [](const std::string& kind, double initial) -> std::unique_ptr<Optimizer> {
+    if (kind == "adagrad") {
+      return std::make_unique<Adagrad>(
+          AdagradOptions{.lr = 0.1, .lr_decay = 0.2, .weight_decay = 0.1, .initial_accumulator_value = initial});
+    }
+    return std::make_unique<RMSprop>(RMSpropOptions{.lr = 0.01,
+                                                    .alpha = 0.8,
+                                                    .weight_decay = 0.1,
+                                                    .momentum = kind == "plain" ? 0 : 0.9,
+                                                    .centered = kind == "centered"});
+  };
+  for (const std::string kind : {"plain", "centered", "adagrad"}) {
+    CAPTURE(kind);
+    torch::manual_seed(3);
+    Net net;
+    const auto optimizer = make(kind, 0.5);
+    optimizer->add_param_group({.params = trainable_parameters(*net)});
+    for (int number = 1; number <= 3; ++number) step(net, *optimizer, number);
+    REQUIRE(save_torch_file(Fs::posix(), dir / "model.pt", named_tensors(*net)).ok());
+    REQUIRE(save_torch_optimizer(Fs::posix(), dir / "optimizer.pt", *optimizer) == absl::OkStatus());
+    run_reference("rmsprop_adagrad_file.py", dir.path().string() + " " + kind);
+    step(net, *optimizer, 4);
+    Net pythons;
+    REQUIRE(load_weights(*pythons, dir / "python.pt", {.prefix = "model"}).ok());
+    for (size_t i = 0; i < net->parameters().size(); ++i) {
+      CHECK(torch::allclose(pythons->parameters()[i], net->parameters()[i], 1e-5, 1e-6));
+    }
+    const auto taken = make(kind, 0);
+    taken->add_param_group({.params = trainable_parameters(*pythons)});
+    REQUIRE(load_torch_optimizer(*taken, dir / "python.pt") == absl::OkStatus());
+    CHECK(difference(*optimizer, *taken) < 1e-5);
+    AdamW adamw = make_adamw(net);
+    CHECK_THAT(refusal(adamw, dir / "python.pt"), Catch::Contains("is of another algorithm"));
+    REQUIRE(save_torch_optimizer(Fs::posix(), dir / "adamw.pt", adamw) == absl::OkStatus());
+    CHECK_THAT(refusal(*taken, dir / "adamw.pt"),
+               Catch::Contains(kind == "adagrad" ? "expected Adagrad" : "expected RMSprop"));
+    if (kind == "adagrad") continue;
+    const auto other = make(kind == "plain" ? "centered" : "plain", 0);  // other tensors in its state
+    other->add_param_group({.params = trainable_parameters(*pythons)});
+    CHECK_THAT(refusal(*other, dir / "python.pt"), Catch::Contains("momentum_buffer") || Catch::Contains("grad_avg"));
+  }
 }
 
 TEST_CASE("The state of 50,000 parameters is written and read", "[train][optimizer_file]") {

@@ -7,7 +7,9 @@
 #include "trainkit/core/status.h"
 #include "trainkit/data/tensor_dataset.h"
 #include "trainkit/distributed/device_replicator.h"
+#include "trainkit/optim/adagrad.h"
 #include "trainkit/optim/adam.h"
+#include "trainkit/optim/rmsprop.h"
 #include "trainkit/optim/sgd.h"
 #include "trainkit/train/train_step.h"
 
@@ -41,6 +43,13 @@ struct ShardedRun {
 std::unique_ptr<Optimizer> make_optimizer(const std::string& name) {
   if (name == "adam") return std::make_unique<Adam>(AdamOptions{.lr = 0.01});
   if (name == "sgd") return std::make_unique<SGD>(SGDOptions{.lr = 0.05, .momentum = 0.9});
+  if (name == "rmsprop") {
+    // eps: a centered variance near 0 would enlarge the rounding of sums.
+    return std::make_unique<RMSprop>(RMSpropOptions{.lr = 0.005, .eps = 0.01, .momentum = 0.5, .centered = true});
+  }
+  if (name == "adagrad") {
+    return std::make_unique<Adagrad>(AdagradOptions{.lr = 0.05, .initial_accumulator_value = 0.1});
+  }
   if (name == "muon") return std::make_unique<Muon>(MuonOptions{.lr = 0.01});
   return std::make_unique<AdamW>(AdamWOptions{.lr = 0.01});
 }
@@ -144,7 +153,7 @@ void check_equal(const std::vector<ShardedRun>& sharded, const std::vector<Shard
 }  // namespace
 
 TEST_CASE("Ranks with a part of the optimizer's state train as ranks with all of it", "[train][sharding]") {
-  const auto optimizer = GENERATE(as<std::string>(), "adamw", "adam", "sgd", "muon");
+  const auto optimizer = GENERATE(as<std::string>(), "adamw", "adam", "sgd", "muon", "rmsprop", "adagrad");
   const int64_t ranks = GENERATE(1, 2, 3);
   const int64_t micro_batches = GENERATE(1, 3);
   INFO(optimizer << " on " << ranks << " ranks, " << micro_batches << " micro-batches");

@@ -15,7 +15,9 @@
 #include "trainkit/memory/batch_size_planner.h"
 #include "trainkit/nn/functional.h"
 #include "trainkit/nn/transformer.h"
+#include "trainkit/optim/adagrad.h"
 #include "trainkit/optim/adam.h"
+#include "trainkit/optim/rmsprop.h"
 #include "trainkit/optim/sgd.h"
 
 namespace trainkit {
@@ -317,7 +319,7 @@ TEST_CASE("Unreadable first rows are replaced by later ones, whatever the batch"
   CHECK(record_step_memory(recipe, 2, 1).status().code() == absl::StatusCode::kDataLoss);
 }
 
-TEST_CASE("The average of the weights and Muon's state and workspace are optimizer memory") {
+TEST_CASE("The average of the weights and the state and workspace of other optimizers are optimizer memory") {
   StepRecipe recipe = perceptron_recipe();
   int64_t weights = 0;
   for (const at::Tensor& parameter : recipe.make_model()->parameters())
@@ -328,6 +330,12 @@ TEST_CASE("The average of the weights and Muon's state and workspace are optimiz
   CHECK(state() == adamw + weights);
   check_within_one_percent(recipe);
   recipe.step.ema_decay = 0;
+  recipe.make_optimizer = [] { return std::make_unique<Adagrad>(); };
+  CHECK(state() == adamw - weights);  // one tensor per parameter instead of two
+  check_within_one_percent(recipe);
+  recipe.make_optimizer = [] { return std::make_unique<RMSprop>(RMSpropOptions{.momentum = 0.9, .centered = true}); };
+  CHECK(state() == adamw + weights);  // three
+  check_within_one_percent(recipe);
   recipe.make_optimizer = [] { return std::make_unique<Muon>(); };
   constexpr int64_t kMatrices = 8 * 300 + 300 * 200 + 200 * 4, kLargest = 300 * 200, kSide = 200;
   const int64_t workspace = 2 * 2 * kLargest + 2 * 2 * kSide * kSide + 4 * kLargest;

@@ -54,7 +54,7 @@ std::vector<NamedParameter> trainable_parameters(const torch::nn::Module& model)
 /// Source: nanoGPT, GPT.configure_optimizers.
 std::vector<ParamGroup> default_param_groups(const torch::nn::Module& model);
 
-/// Base of AdamW, Adam, SparseAdam, SGD and Muon.
+/// Base of AdamW, Adam, SparseAdam, SGD, Muon, RMSprop and Adagrad.
 ///
 ///   AdamW optimizer({.lr = 1e-3, .weight_decay = 0.1});
 ///   optimizer.add_param_groups(default_param_groups(*model));
@@ -64,9 +64,10 @@ std::vector<ParamGroup> default_param_groups(const torch::nn::Module& model);
 ///   optimizer.zero_grad();
 ///
 /// add_param_group allocates everything that the steps need, so an out-of-memory error cannot leave a step half done.
-/// All parameters are dense and on one device; gradients are dense too, except with SparseAdam. Each has its own step
-/// count, as in PyTorch; a parameter without a gradient is skipped and keeps its count. Movable, not copyable; used by
-/// one thread at a time. Incorrect use throws c10::Error. Only the functions documented so read from the device.
+/// All parameters are dense and on one device; gradients are dense too, except with SparseAdam and Adagrad. Each has
+/// its own step count, as in PyTorch; a parameter without a gradient is skipped and keeps its count. Movable, not
+/// copyable; used by one thread at a time. Incorrect use throws c10::Error. Only the functions documented so read from
+/// the device.
 ///
 /// Source: torch.optim (PyTorch 2.11) with fused=True; keeps its formulas, names and defaults.
 class Optimizer : public ScaledOptimizer {
@@ -126,6 +127,8 @@ class Optimizer : public ScaledOptimizer {
     bool capturable = false;
     /// Whether apply() takes sparse gradients. They are coalesced.
     bool takes_sparse = false;
+    /// First value of the state's tensors.
+    double initial_state = 0;
   };
   /// Arguments of one fused call: parameters of one group and dtype. All lists have the length of `params`.
   struct FusedArguments {
@@ -150,7 +153,8 @@ class Optimizer : public ScaledOptimizer {
 
   /// Name of the type in a saved state ("adamw").
   virtual const char* type() const = 0;
-  /// Names of the tensors kept for each parameter of `group`, each with its shape and initially zero.
+  /// Names of the tensors kept for each parameter of `group`, each with its shape and initially
+  /// BaseOptions::initial_state.
   virtual std::vector<std::string> state_names(const ParamGroup& group) const = 0;
   /// Allocates what the steps of a new group need in addition. Throws c10::ValueError for a group that the type cannot
   /// update.
@@ -178,8 +182,9 @@ class Optimizer : public ScaledOptimizer {
 /// @return The norm before clipping: scalar on the gradients' device (0 if no parameter has a gradient, or
 /// without parameters). That of a sparse gradient is the norm of its values. On the CPU the squares of a tensor of more
 /// than 2^24 elements are added in float64, in pieces. Throws c10::Error for gradients of a scaled loss: call
-/// scaler.unscale_(optimizer) first. Throws c10::ValueError for a sparse gradient unless the optimizer is SparseAdam.
-/// Source: torch.nn.utils.clip_grad_norm_ (PyTorch 2.11), foreach. LibTorch's C++ function copies the norm to the host.
+/// scaler.unscale_(optimizer) first. Throws c10::ValueError for a sparse gradient unless the optimizer is SparseAdam or
+/// Adagrad. Source: torch.nn.utils.clip_grad_norm_ (PyTorch 2.11), foreach. LibTorch's C++ function copies the norm to
+/// the host.
 at::Tensor clip_grad_norm_(Optimizer& optimizer, double max_norm);
 
 }  // namespace trainkit

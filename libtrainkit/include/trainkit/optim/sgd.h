@@ -36,8 +36,6 @@ class SGD : public Optimizer {
   void apply(const FusedArguments& arguments) override;
 
  private:
-  void apply_in_float(const FusedArguments& arguments);
-
   double momentum_;
   double nesterov_;  ///< 0 or 1, because options are saved as numbers.
 };

@@ -222,7 +222,7 @@ class BestModel {
   double value_;
 };
 
-// ---- Exchanges the state of Adam, AdamW and SparseAdam with Python, in files of torch.save.
+// ---- Exchanges the state of Adam, AdamW, SparseAdam, RMSprop and Adagrad with Python, in files of torch.save.
 
 /// Writes the state_dict() of torch.optim, keyed by parameter names instead of numbers, as torch.distributed.checkpoint
 /// does. To load it in Python, with parameters and groups in any order:
@@ -237,12 +237,12 @@ absl::Status save_torch_optimizer(const Fs& fs, const std::string& path, const O
 /// Loads exp_avg, exp_avg_sq and step of every parameter. Learning rate, betas and other settings of the optimizer do
 /// not change.
 ///
-/// The file contains the state_dict() of Python's Adam, AdamW or SparseAdam, alone, in a checkpoint, or in Lightning's
+/// The file contains the state_dict() of Python's optimizer of this kind, alone, in a checkpoint, or in Lightning's
 /// list "optimizer_states"; of several optimizers, the one under the key "optimizer", "optimizer_state_dict" or
 /// "optim". Parameters are identified by names as above, or by the "param_names" that an optimizer built from
 /// model.named_parameters() saves (PyTorch 2.6 and later). Prefixes of wrappers are removed as in load_weights. Numbers
 /// without names are an error, since they depend on the order in which the Python program passed the parameters. A
-/// parameter in "param_groups" without a state never had a gradient: its state becomes 0, as in a new optimizer.
+/// parameter in "param_groups" without a state never had a gradient: its state becomes that of a new optimizer.
 ///
 /// The groups must agree with this optimizer in everything that changes the meaning of the state: the algorithm, betas,
 /// no amsgrad and no maximize. Adam and AdamW load each other's state unless the weight decay of Adam, which its means
@@ -250,7 +250,7 @@ absl::Status save_torch_optimizer(const Fs& fs, const std::string& path, const O
 ///
 /// Errors (exit code 5; nothing has changed then): those of TorchFile; weights.optimizer, which names another
 /// algorithm, a setting that differs, or a parameter whose state is missing, unexpected or of another shape.
-/// kUnimplemented if this optimizer is not Adam, AdamW or SparseAdam, or is sharded.
+/// kUnimplemented if this optimizer is SGD or Muon, or is sharded.
 absl::Status load_torch_optimizer(Optimizer& optimizer, const std::string& path, const Fs& fs = Fs::posix());
 
 }  // namespace trainkit

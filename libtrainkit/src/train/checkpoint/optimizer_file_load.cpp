@@ -18,8 +18,9 @@
 namespace trainkit {
 namespace {
 
-constexpr const char* kAdamState[] = {"step", "exp_avg", "exp_avg_sq"};
+constexpr char kStep[] = "step";
 constexpr char kSparseAdam[] = "SparseAdam";
+constexpr char kLoadable[] = "Adam, AdamW, SparseAdam, RMSprop or Adagrad";
 
 /// A setting of a group, or a key of a parameter's state, that only this algorithm of torch.optim has (PyTorch 2.11).
 struct AlgorithmSign {
@@ -79,22 +80,23 @@ std::optional<std::string> text_before(const std::string& name, std::string_view
   return std::nullopt;
 }
 
-/// Finds the container of the only optimizer in the file, or of the one with a usual name.
-absl::StatusOr<std::string> find_optimizer(const TorchFile& file) {
+/// Finds the container of the only optimizer in the file, or of the one with a usual name. @param kind a tensor of its
+/// state.
+absl::StatusOr<std::string> find_optimizer(const TorchFile& file, const std::string& kind) {
   std::set<std::string> found;
   for (const auto& [name, value] : file.values()) {
     if (auto container = text_before(name, "param_groups.")) found.insert(*std::move(container));
   }
   for (const TorchEntry& entry : file.entries()) {
     auto container = text_before(entry.name, "state.");
-    const bool is_state = container && entry.name.ends_with(".exp_avg");
+    const bool is_state = container && entry.name.ends_with("." + kind);
     if (is_state && (found.empty() || found.contains(*container))) found.insert(*std::move(container));
   }
   if (found.size() == 1) return *found.begin();
   for (const char* usual : {"", "optimizer.", "optimizer_state_dict.", "optim."}) {
     if (found.contains(usual)) return usual;
   }
-  if (found.empty()) return refuse_state(file.path(), {}, "contains no state of Adam, AdamW or SparseAdam");
+  if (found.empty()) return refuse_state(file.path(), {}, std::string("contains no state of ") + kLoadable);
   return refuse_state(file.path(), {}, "contains the states of several optimizers",
                       fmt::format("{}", fmt::join(found, ", ")), "one",
                       "in Python, save the state of one: torch.save(optimizer.state_dict(), path)");
@@ -179,6 +181,7 @@ absl::Status check_settings(const SavedOptimizer& saved, const StateDict& own) {
     }
     for (const auto& [key, name] : {std::pair("betas.0", "beta1"), std::pair("betas.1", "beta2")}) {
       double beta = 0;
+      if (!own.contains(name)) continue;
       const double wanted = std::get<double>(own.find(name)->second);
       if (!absl::SimpleAtod(text(key), &beta) || std::abs(beta - wanted) <= 1e-12) continue;
       return refuse(key, "differs from this optimizer's, so that the saved means would be corrected wrongly", text(key),
@@ -247,27 +250,33 @@ absl::StatusOr<std::set<std::string>> name_parameters(SavedOptimizer& saved, con
   return listed;
 }
 
-/// Copies the state of one parameter; zeros for one that never had a gradient. Returns its number of steps.
-absl::StatusOr<double> take_state(const SavedOptimizer& saved, const std::string& name, StateDict& state) {
+/// Copies the state of one parameter, step count and `kinds`; its first values for one that never had a gradient.
+/// Returns its number of steps.
+absl::StatusOr<double> take_state(const SavedOptimizer& saved, const std::string& name,
+                                  const std::vector<std::string>& kinds, StateDict& state) {
   const auto found = saved.states.find(name);
+  const auto initial = state.find("initial_accumulator_value");  // Adagrad's
   double steps = 0;
-  for (const char* what : kAdamState) {
+  std::vector<std::string> all = {kStep};
+  all.insert(all.end(), kinds.begin(), kinds.end());
+  for (const std::string& what : all) {
     at::Tensor& own = std::get<at::Tensor>(state.find("state." + name + "." + what)->second);
     if (found == saved.states.end()) {
-      own = at::zeros_like(own);
+      const bool is_zero = what == kStep || initial == state.end();
+      own = at::full_like(own, is_zero ? 0.0 : std::get<double>(initial->second));
       continue;
     }
     const auto tensor = found->second.find(what);
-    if (tensor == found->second.end()) return refuse_state(saved.path, name, std::string("has no ") + what);
+    if (tensor == found->second.end()) return refuse_state(saved.path, name, "has no " + what);
     const at::Tensor& value = tensor->second;
-    if (what == kAdamState[0]) {
+    if (what == kStep) {
       steps = value.numel() == 1 && !value.is_complex() ? value.item<double>() : -1;
       if (!(steps >= 0 && steps <= 1e15)) return refuse_state(saved.path, name, "has an invalid step count");
       own = at::full_like(own, steps);
       continue;
     }
     if (value.sizes() != own.sizes() || !value.is_floating_point())
-      return refuse_state(saved.path, name, std::string(what) + " has another shape or is not floating point");
+      return refuse_state(saved.path, name, what + " has another shape or is not floating point");
     own = value.to(own.scalar_type());
   }
   return steps;
@@ -278,31 +287,35 @@ absl::StatusOr<double> take_state(const SavedOptimizer& saved, const std::string
 absl::Status load_torch_optimizer(Optimizer& optimizer, const std::string& path, const Fs& fs) {
   StateDict state = optimizer.state_dict();
   const std::string type = std::get<std::string>(state.find("type")->second);
-  const bool is_sparse = type == "sparse_adam";
-  if (type != "adam" && type != "adamw" && !is_sparse)
-    return absl::UnimplementedError(path + ": only the state of Adam, AdamW and SparseAdam can be loaded, not into " +
-                                    type);
+  // Adam and AdamW have no sign: their settings decide.
+  const std::map<std::string, std::string> algorithms = {
+      {"adam", ""}, {"adamw", ""}, {"sparse_adam", kSparseAdam}, {"rmsprop", "RMSprop"}, {"adagrad", "Adagrad"}};
+  const auto own_algorithm = algorithms.find(type);
+  if (own_algorithm == algorithms.end())
+    return absl::UnimplementedError(path + ": only the state of " + kLoadable + " can be loaded, not into " + type);
   if (detail::is_sharded(optimizer))
     return absl::UnimplementedError(path +
                                     ": this rank has only a part of the state; resume from a checkpoint instead");
+  const std::vector<std::string> kinds = detail::state_kinds(optimizer);
+  if (kinds.empty()) return absl::FailedPreconditionError(path + ": the optimizer has no parameters");
   TRAINKIT_ASSIGN_OR_RETURN(const TorchFile file, TorchFile::open(path, fs));
-  TRAINKIT_ASSIGN_OR_RETURN(const std::string container, find_optimizer(file));
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string container, find_optimizer(file, kinds.front()));
   SavedOptimizer saved{.path = path, .container = container};
   read_groups(file, saved);
   TRAINKIT_RETURN_IF_ERROR(read_states(file, saved));
   const std::string algorithm = algorithm_of(saved);
-  const bool is_own = saved.groups.empty() ? algorithm.empty() : algorithm == (is_sparse ? kSparseAdam : "");
+  const std::string& wanted = own_algorithm->second;
+  const bool is_own = algorithm == wanted || (saved.groups.empty() && algorithm.empty() && wanted == kSparseAdam);
   if (!is_own) {
     return refuse_state(path, container + "state", "is of another algorithm",
-                        algorithm.empty() ? "Adam or AdamW" : algorithm, is_sparse ? kSparseAdam : "Adam or AdamW");
+                        algorithm.empty() ? "Adam or AdamW" : algorithm, wanted.empty() ? "Adam or AdamW" : wanted);
   }
   TRAINKIT_RETURN_IF_ERROR(check_settings(saved, state));
   for (const auto& [parameter, values] : saved.states) {
     for (const auto& [key, value] : values) {
-      const bool known = std::find(std::begin(kAdamState), std::end(kAdamState), key) != std::end(kAdamState);
-      if (!known)
+      if (key != kStep && std::find(kinds.begin(), kinds.end(), key) == kinds.end())
         return refuse_state(path, fmt::format("{}state.{}.{}", container, parameter, key),
-                            "is not part of the state of Adam, AdamW or SparseAdam");
+                            "is not part of this optimizer's state");
     }
   }
   std::set<std::string> own;
@@ -313,7 +326,7 @@ absl::Status load_torch_optimizer(Optimizer& optimizer, const std::string& path,
   double steps = 0;
   for (const std::string& name : own) {
     if (!listed.contains(name)) return refuse_state(path, name, "has no state in the file");
-    TRAINKIT_ASSIGN_OR_RETURN(const double taken, take_state(saved, name, state));
+    TRAINKIT_ASSIGN_OR_RETURN(const double taken, take_state(saved, name, kinds, state));
     steps = std::max(steps, taken);
   }
   for (const auto& [name, values] : saved.states) {

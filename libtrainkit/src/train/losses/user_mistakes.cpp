@@ -54,7 +54,7 @@ static void check_sparse_parameters(const torch::nn::Module& model, const Optimi
     refuse({.id = "user.sparse",
             .field = "parameter '" + name + "'",
             .problem = "has sparse gradients, which this optimizer does not take",
-            .expected = "SparseAdam",
+            .expected = "SparseAdam or Adagrad",
             .hint = "or build its layer with sparse(false)"});
   }
 }
