@@ -1,4 +1,5 @@
 // An output folder that holds an earlier run, or files of the user.
+#include <ATen/ATen.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include "report/report.h"
 #include "report/run_file.h"
 #include "trainkit/core/fs.h"
+#include "trainkit/logging/sinks.h"
 
 using namespace trainkit;
 using namespace trainkit::test;
@@ -286,4 +288,33 @@ TEST_CASE("A dry run writes nothing", "[config][earlier_run]") {
   TrainerFlags program;
   CHECK(program.start({"--output_dir=" + (folder / "old"), "--dry_run", "--overwrite"}).ok());
   CHECK(fs::exists(folder / "old/checkpoints/step-00000040"));
+}
+
+TEST_CASE("A new run replaces the pictures of the earlier one, and no others", "[config][earlier_run]") {
+  const TempDir folder;
+  const std::string run = folder / "run";
+  fs::create_directories(run);
+  REQUIRE(trainkit::detail::begin_session(run, {.program = "trainkit-x", .id = std::string(16, 'a')}).ok());
+  {
+    MediaLogger media(run + "/media");
+    media.image("val/x", 10, at::zeros({3, 2, 2}));
+    media.histogram("w", 10, at::zeros({3}));
+    REQUIRE(media.flush().ok());
+  }
+  REQUIRE(trainkit::detail::end_session(run, {.exit_reason = "max_steps"}, {}).ok());
+  write(run + "/media/film.mp4", "of the user");
+  const trainkit::detail::RunFiles files(run, {});
+  CHECK(files.check() == absl::OkStatus());
+  const std::set<fs::path> own(files.own().begin(), files.own().end());
+  CHECK(own == std::set<fs::path>{"run.json", "media/histograms.jsonl", "media/val%2Fx.step-00000010.png"});
+  // A picture that the user has changed or added.
+  for (const char* name : {"val%2Fx.step-00000010.png", "mine.step-00000001.png"}) {
+    const std::string path = write(run + "/media/" + name, "of the user");
+    CHECK(exit_code(trainkit::detail::RunFiles(run, {}).check()) == ExitCode::kUsage);
+    fs::remove(path);
+  }
+  // Without a run, a folder of this name concerns no one.
+  fs::create_directories(folder / "data/media");
+  write(folder / "data/media/film.mp4", "of the user");
+  CHECK(trainkit::detail::RunFiles(folder / "data", {}).check() == absl::OkStatus());
 }

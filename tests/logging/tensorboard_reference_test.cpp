@@ -1,5 +1,7 @@
 // TensorBoard's own reader on our files.
+#include <ATen/ATen.h>
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,6 +12,7 @@
 #include <thread>
 
 #include "test_util.h"
+#include "trainkit/arrays/array_file.h"
 #include "trainkit/logging/sinks.h"
 
 using namespace trainkit;
@@ -188,4 +191,42 @@ TEST_CASE("A run killed at random times and resumed has every step once, also fo
   for (int64_t step = 1; step <= last; ++step)
     REQUIRE(losses[step - 1] == json({step, double{static_cast<float>(1.0 / step)}}));
   CHECK(found.at("scalars").at("val/loss").size() == static_cast<size_t>(last / 20));
+}
+
+TEST_CASE("EventAccumulator reads logged pictures and histograms, and none after a rewind", "[logging][tensorboard]") {
+  if (!test::python_has("tensorboard")) TRAINKIT_SKIP("no Python with tensorboard");
+  test::TempDir dir;
+  auto logger = TensorBoardLogger::open(dir.path()).value();
+  std::vector<std::string> bytes;
+  for (const int64_t step : {10, 20, 30}) {
+    const at::Tensor picture = at::full({3, 4, 6}, step, at::kByte);
+    logger->image("val/picture", step, picture);
+    std::string hex;
+    const std::string png = encode_png(picture.permute({1, 2, 0}).contiguous()).value();
+    for (const char byte : png) {
+      hex += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+    }
+    bytes.push_back(hex);
+    logger->histogram("weights", step, at::arange(2 * step, at::kDouble));
+  }
+  REQUIRE(logger->rewind(20).ok());
+  logger->histogram("constant", 30, at::ones({7}));
+  REQUIRE(logger->close().ok());
+  const json found = accumulate(dir.path());
+  CHECK(found.at("images").at("val/picture") == json({{10, 4, 6, bytes[0]}, {20, 4, 6, bytes[1]}}));
+  const json& weights = found.at("histograms").at("weights");
+  REQUIRE(weights.size() == 2);
+  const json& second = weights[1];
+  CHECK(second[0] == 20);
+  CHECK(second[1] == 0.0);
+  CHECK(second[2] == 39.0);
+  CHECK(second[3] == 40.0);
+  CHECK(second[4] == 39.0 * 20);
+  CHECK(second[5] == 39.0 * 40 * 79 / 6);
+  CHECK(second[6].size() == 64);
+  CHECK(second[6].back() == 39.0);
+  double all = 0;
+  for (const json& count : second[7]) all += count.get<double>();
+  CHECK(all == 40);
+  CHECK(found.at("histograms").at("constant")[0][7] == json({7.0}));
 }

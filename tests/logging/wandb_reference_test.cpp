@@ -1,10 +1,13 @@
 // The official W&B client, offline.
+#include <ATen/ATen.h>
+
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <vector>
 
+#include "logging/run_log.h"
 #include "test_util.h"
 #include "trainkit/logging/sinks.h"
 
@@ -121,4 +124,24 @@ TEST_CASE("Online without credentials is exit code 2, before any connection", "[
   const absl::Status status = WandbLogger::create({.dir = dir.path(), .mode = "online"}).status();
   CHECK(exit_code(status) == ExitCode::kUsage);
   CHECK(error_text(status).find("hint: run `wandb login`, or set WANDB_MODE=offline") != std::string::npos);
+}
+
+TEST_CASE("The official client records pictures and histograms", "[logging][wandb]") {
+  if (!has_wandb()) TRAINKIT_SKIP("no Python with wandb");
+  test::TempDir dir;
+  auto run = open_run_log({.output_dir = dir.path(),
+                           .use_tensorboard = false,
+                           .use_wandb = true,
+                           .wandb = {.project = "p", .mode = "offline", .finish_timeout = std::chrono::minutes(5)}})
+                 .value();
+  run->image("val/x", 5, at::zeros({3, 4, 6}));
+  run->histogram("w", 5, at::arange(10));
+  const absl::Status status = run->close();
+  INFO(error_text(status));
+  REQUIRE(status.ok());
+  const json history = runs_of(dir)[0].at("history")[0];
+  CHECK(history.at("_step") == 5);
+  CHECK((history.dump().find("image-file") != std::string::npos ||
+         history.dump().find("html-file") != std::string::npos));
+  CHECK(history.dump().find("histogram") != std::string::npos);
 }

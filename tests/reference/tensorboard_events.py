@@ -2,7 +2,9 @@
 
 Non-finite values are strings. The JSON maps each folder to
 {"scalars": {tag: [[step, value], ...]}, "texts": {tag: [[step, text], ...]}, "hparams": {name: value},
-"finished": bool, "charts": {title: regular expression of tags}}.
+"finished": bool, "charts": {title: regular expression of tags},
+"images": {tag: [[step, height, width, bytes of the PNG in hexadecimal], ...]}, "histograms": {tag: [[step, min, max, number, sum, sum of
+squares, limits, counts], ...]}}.
 """
 import json
 import math
@@ -26,7 +28,7 @@ def hparams(content):
 
 
 def read(folder):
-    events = EventAccumulator(folder, size_guidance={"scalars": 0, "tensors": 0})
+    events = EventAccumulator(folder, size_guidance={"scalars": 0, "tensors": 0, "images": 0, "histograms": 0})
     events.Reload()
     tags = events.Tags()
     plugins = {tag: events.SummaryMetadata(tag).plugin_data for tag in tags["tensors"]}
@@ -43,6 +45,10 @@ def read(folder):
         "scalars": {tag: [[e.step, plain(e.value)] for e in events.Scalars(tag)] for tag in tags["scalars"]},
         "texts": {tag: [[e.step, tensor_util.make_ndarray(e.tensor_proto)[0].decode()] for e in events.Tensors(tag)]
                   for tag in tags["tensors"] if plugins[tag].plugin_name == "text"},
+        "images": {tag: [[e.step, e.height, e.width, e.encoded_image_string.hex()] for e in events.Images(tag)]
+                   for tag in tags["images"]},
+        "histograms": {tag: [[e.step, h.min, h.max, h.num, h.sum, h.sum_squares, list(h.bucket_limit), list(h.bucket)]
+                             for e in events.Histograms(tag) for h in [e.histogram_value]] for tag in tags["histograms"]},
     }
 
 

@@ -385,3 +385,24 @@ TEST_CASE("run.json keeps each session of a run, and ends only its own", "[loggi
   CHECK_FALSE(sessions()[0].contains("ended"));
   CHECK(load_run(run).value().outcome().word == "killed");
 }
+
+TEST_CASE("A report shows the newest pictures and histograms of each name", "[logging][report]") {
+  const TempDir dir;
+  const std::string run = dir / "demo";
+  write_records(run, {train_record(10, 2), train_record(20, 1)});
+  CHECK_THAT(page_of(run), !Contains("Pictures") && !Contains("Histograms"));
+  MediaLogger media(run + "/media");
+  for (int64_t step = 10; step <= 60; step += 10) {
+    media.image("val/<q9>", step, at::full({3, 4, 4}, step, at::kByte));
+    media.histogram("weights", step, at::arange(step));
+  }
+  REQUIRE(media.flush().ok());
+  const std::string page = page_of(run);
+  CHECK_THAT(page, Contains("Pictures") && Contains("Histograms") && Contains("weights"));
+  CHECK_THAT(page, Contains("val/&lt;q9&gt;, step 60") && Contains("val/&lt;q9&gt;, step 30") && !Contains("<q9>"));
+  CHECK_THAT(page, !Contains("val/&lt;q9&gt;, step 20"));  // the newest four
+  CHECK(count_of(page, "data:image/png;base64,") == 4);
+  CHECK_THAT(page, Contains("step 10") && Contains("step 60"));  // the first and the newest histogram
+  write_text(run + "/media/large.step-00000060.png", std::string(400'000, 'x'));
+  CHECK_THAT(page_of(run), Contains("see media/large.step-00000060.png"));
+}

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "core/machine/block_signals.h"
+#include "logging/media.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/monitor/monitor.h"
@@ -24,6 +25,8 @@ const double* LogRecord::find(std::string_view name) const {
 
 void Logger::begin(const RunPlan&) {}
 void Logger::log_text(const LogText&) {}
+void Logger::log_image(const LogImage&) {}
+void Logger::log_histogram(const LogHistogram&) {}
 void Logger::print(std::string_view) {}
 void Logger::show_row(std::string_view row) { print(row); }
 void Logger::log_monitor(const MonitorReport&) {}
@@ -51,9 +54,11 @@ namespace {
 
 /// A queued event.
 struct Event {
-  enum class Kind { kRecord, kText, kLine, kRow, kMonitor } kind = Kind::kRecord;
+  enum class Kind { kRecord, kText, kImage, kHistogram, kLine, kRow, kMonitor } kind = Kind::kRecord;
   LogRecord record = {};
   LogText text = {};  // a line or a row is stored as a text without a tag
+  std::shared_ptr<LogImage> image = nullptr;
+  std::shared_ptr<const LogHistogram> histogram = nullptr;
   std::shared_ptr<const MonitorReport> monitor = nullptr;
 };
 
@@ -178,7 +183,10 @@ class RunLogger::Impl {
         --size_;
       }
       if (options_.when_full == WhenFull::kWait) room_.notify_all();
+      const bool is_image = current_.kind == Event::Kind::kImage;
+      if (is_image && current_.image->png.empty()) current_.image->png = detail::png_of(*current_.image);
       for (Sink& sink : sinks_) call(sink, [this](Logger& logger) { return deliver(logger), absl::OkStatus(); });
+      if (is_image) current_.image.reset();
     }
   }
 
@@ -188,6 +196,10 @@ class RunLogger::Impl {
         return logger.log(current_.record);
       case Event::Kind::kText:
         return logger.log_text(current_.text);
+      case Event::Kind::kImage:
+        return logger.log_image(*current_.image);
+      case Event::Kind::kHistogram:
+        return logger.log_histogram(*current_.histogram);
       case Event::Kind::kLine:
         return logger.print(current_.text.text);
       case Event::Kind::kRow:
@@ -291,6 +303,22 @@ void RunLogger::log_text(const LogText& text) {
   impl_->push(false, [&](Event& event) {
     event.kind = Event::Kind::kText;
     event.text = text;
+  });
+}
+
+void RunLogger::log_image(const LogImage& image) {
+  auto copy = std::make_shared<LogImage>(image);
+  impl_->push(false, [&](Event& event) {
+    event.kind = Event::Kind::kImage;
+    event.image = std::move(copy);
+  });
+}
+
+void RunLogger::log_histogram(const LogHistogram& histogram) {
+  auto copy = std::make_shared<const LogHistogram>(histogram);
+  impl_->push(false, [&](Event& event) {
+    event.kind = Event::Kind::kHistogram;
+    event.histogram = std::move(copy);
   });
 }
 

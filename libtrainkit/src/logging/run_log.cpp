@@ -2,6 +2,7 @@
 
 #include "core/files/try_folder.h"
 #include "logging/append_file.h"
+#include "logging/media.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/sinks.h"
@@ -21,6 +22,8 @@ absl::StatusOr<std::unique_ptr<RunLogger>> open_run_log(const RunLogOptions& opt
   if (options.console) run->add(std::make_unique<ConsoleProgress>(options.console));
   TRAINKIT_ASSIGN_OR_RETURN(auto jsonl, JsonlLogger::open(options.output_dir + "/metrics.jsonl"));
   run->add(std::move(jsonl));
+  // Before W&B, whose client reads its files.
+  run->add(std::make_unique<MediaLogger>(options.output_dir + "/" + detail::kMediaFolder));
   if (options.use_tensorboard) {
     TRAINKIT_ASSIGN_OR_RETURN(auto tensorboard,
                               TensorBoardLogger::open(tensorboard_dir(options), options.settings, options.run_id));

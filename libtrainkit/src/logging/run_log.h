@@ -35,7 +35,7 @@ struct RunLogOptions {
   RunLoggerOptions queue = {};
 };
 
-/// Opens the selected sinks among console, metrics.jsonl, TensorBoard and W&B.
+/// Opens the selected sinks among console, metrics.jsonl, media/, TensorBoard and W&B.
 ///
 ///   auto log = open_run_log({.output_dir = dir, .console = stdout}).value();
 ///

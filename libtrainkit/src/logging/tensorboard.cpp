@@ -11,6 +11,7 @@
 #include "logging/chart_series.h"
 #include "logging/escape_name.h"
 #include "logging/event_files.h"
+#include "logging/media.h"
 #include "logging/tf_event.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/format.h"
@@ -200,6 +201,18 @@ void TensorBoardLogger::log(const LogRecord& record) {
 void TensorBoardLogger::log_text(const LogText& text) {
   detail::EventBuilder event(wall_time(), text.step);
   event.text(detail::escape_name(text.tag), format_text(text.text));
+  impl_->write(event);
+}
+
+void TensorBoardLogger::log_image(const LogImage& image) {
+  detail::EventBuilder event(wall_time(), image.step);
+  event.image(detail::escape_name(image.tag), image.pixels.size(0), image.pixels.size(1), detail::png_of(image));
+  impl_->write(event);
+}
+
+void TensorBoardLogger::log_histogram(const LogHistogram& histogram) {
+  detail::EventBuilder event(wall_time(), histogram.step);
+  event.histogram(detail::escape_name(histogram.tag), histogram);
   impl_->write(event);
 }
 

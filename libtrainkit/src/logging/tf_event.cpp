@@ -204,6 +204,40 @@ void EventBuilder::text(std::string_view tag, std::string_view text) {
   put_bytes(summary_, 1, entry);
 }
 
+void EventBuilder::image(std::string_view tag, int64_t height, int64_t width, std::string_view png) {
+  std::string image, entry;
+  put_int(image, 1, height);   // Image.height
+  put_int(image, 2, width);    // Image.width
+  put_int(image, 3, 3);        // Image.colorspace: RGB
+  put_bytes(image, 4, png);    // Image.encoded_image_string
+  put_bytes(entry, 1, tag);    // Value.tag
+  put_bytes(entry, 4, image);  // Value.image
+  put_bytes(summary_, 1, entry);
+}
+
+void EventBuilder::histogram(std::string_view tag, const LogHistogram& h) {
+  std::string limits, counts, histogram, entry;
+  int64_t all = 0;
+  const auto ranges = static_cast<double>(h.counts.size());
+  for (size_t i = 0; i < h.counts.size(); ++i) {
+    // The last limit is max itself, whatever the division rounds to.
+    const bool is_last = i + 1 == h.counts.size();
+    put(limits, is_last ? h.max : h.min + (h.max - h.min) * static_cast<double>(i + 1) / ranges);
+    put(counts, static_cast<double>(h.counts[i]));
+    all += h.counts[i];
+  }
+  put_double(histogram, 1, h.min);                     // HistogramProto.min
+  put_double(histogram, 2, h.max);                     // .max
+  put_double(histogram, 3, static_cast<double>(all));  // .num
+  put_double(histogram, 4, h.sum);                     // .sum
+  put_double(histogram, 5, h.sum_of_squares);          // .sum_squares
+  put_bytes(histogram, 6, limits);                     // .bucket_limit, packed
+  put_bytes(histogram, 7, counts);                     // .bucket, packed
+  put_bytes(entry, 1, tag);                            // Value.tag
+  put_bytes(entry, 5, histogram);                      // Value.histo
+  put_bytes(summary_, 1, entry);
+}
+
 void EventBuilder::hparams(std::string_view tag, std::string_view content) {
   std::string dimension, shape, tensor, entry;
   put_int(dimension, 1, 1);                               // Dim.size

@@ -8,6 +8,8 @@
 #include <string>
 #include <string_view>
 
+#include "trainkit/logging/logger.h"
+
 namespace trainkit::detail {
 
 /// Computes CRC-32C (Castagnoli), as in RFC 3720.
@@ -32,6 +34,10 @@ class EventBuilder {
   void scalar(std::string_view tag, float value);
   /// Adds a Summary.Value with a string tensor of shape [1] for the text plugin.
   void text(std::string_view tag, std::string_view text);
+  /// Adds a Summary.Value with the bytes of a PNG file.
+  void image(std::string_view tag, int64_t height, int64_t width, std::string_view png);
+  /// Adds a Summary.Value with a HistogramProto: `counts` of ranges of equal width from min to max.
+  void histogram(std::string_view tag, const LogHistogram& histogram);
   /// Adds the hyperparameters of a run, for the plugin hparams. Texts that are a number or a boolean become one; "null"
   /// is left out.
   void hparams_start(const std::map<std::string, std::string>& settings, double wall_time);

@@ -21,6 +21,7 @@
 #include "logging/append_file.h"
 #include "logging/chart_series.h"
 #include "logging/escape_name.h"
+#include "logging/media.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/format.h"
 #include "trainkit/core/fs.h"
@@ -53,7 +54,7 @@ constexpr std::chrono::seconds kStartTimeout{120};
 
 /// Program of the child; see Note [W&B client process].
 constexpr char kClient[] = R"python(
-import html, importlib.util, json, netrc, os, socket, sys, urllib.parse
+import base64, html, importlib.util, json, netrc, os, socket, sys, urllib.parse
 
 if sys.path and sys.path[0] == "":
     del sys.path[0]  # do not import a folder named wandb in the working directory
@@ -73,6 +74,15 @@ def has_credentials():
         return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
     except (OSError, netrc.NetrcParseError):
         return False
+
+
+def picture(path):
+    try:
+        return wandb.Image(path)
+    except Exception:  # without Pillow
+        with open(path, "rb") as file:
+            data = base64.b64encode(file.read()).decode()
+        return wandb.Html(f'<img src="data:image/png;base64,{data}">', inject=False)
 
 
 start = json.loads(lines.readline())
@@ -97,6 +107,11 @@ try:
         step = record.pop("step")
         if "text" in record:
             run.log({record["tag"]: wandb.Html("<pre>" + html.escape(record["text"]) + "</pre>")}, step=step)
+        elif "picture" in record:
+            run.log({record["tag"]: picture(record["picture"])}, step=step)
+        elif "counts" in record:
+            histogram = (record["counts"], record["edges"])
+            run.log({record["tag"]: wandb.Histogram(np_histogram=histogram)}, step=step)
         else:
             run.log({name: float(value) for name, value in record["series"].items()}, step=step)
     run.finish()
@@ -205,7 +220,17 @@ void reap(pid_t child) {
 class WandbLogger::Impl {
  public:
   Impl(int socket, pid_t child, const WandbOptions& options, std::string log)
-      : socket_(socket), child_(child), finish_timeout_(options.finish_timeout), log_(std::move(log)) {}
+      : socket_(socket),
+        child_(child),
+        finish_timeout_(options.finish_timeout),
+        log_(std::move(log)),
+        dir_(options.dir) {}
+
+  void send_image(const LogImage& image) {
+    const std::string path = dir_ + "/" + detail::kMediaFolder + "/" + detail::media_file_name(image.tag, image.step);
+    if (!Fs::posix().exists(path)) return;  // MediaLogger reports why
+    send(json{{"step", image.step}, {"tag", detail::escape_name(image.tag)}, {"picture", path}}.dump());
+  }
 
   /// Starts the client, which writes its output to `log`, and waits for its first answer. With `only_check` it ends
   /// then.
@@ -341,6 +366,7 @@ class WandbLogger::Impl {
   const pid_t child_;
   const std::chrono::milliseconds finish_timeout_;
   const std::string log_;
+  const std::string dir_;
   std::string pending_, received_;
   absl::Status status_;
   bool ready_ = false;
@@ -375,6 +401,18 @@ void WandbLogger::log(const LogRecord& record) {
 void WandbLogger::log_text(const LogText& text) {
   impl_->send(
       json{{"step", text.step}, {"tag", detail::escape_name(text.tag)}, {"text", format_text(text.text)}}.dump());
+}
+
+void WandbLogger::log_image(const LogImage& image) { impl_->send_image(image); }
+
+void WandbLogger::log_histogram(const LogHistogram& h) {
+  if (h.counts.empty()) return;
+  std::vector<double> edges;
+  for (size_t i = 0; i <= h.counts.size(); ++i) {
+    edges.push_back(h.min + (h.max - h.min) * static_cast<double>(i) / static_cast<double>(h.counts.size()));
+  }
+  impl_->send(
+      json{{"step", h.step}, {"tag", detail::escape_name(h.tag)}, {"counts", h.counts}, {"edges", edges}}.dump());
 }
 
 void WandbLogger::tick(int64_t) { impl_->push(); }

@@ -31,7 +31,8 @@ Page page_of(const std::vector<RunData>& runs) {
   if (runs.size() != 1) return Page{fmt::format("{} runs", runs.size()), comparison_page(runs)};
   const RunData& run = runs[0];
   return Page{run.name, run_head(run) + run_tiles(run) + run_advice(run) + run_charts(run) + run_results(run) +
-                            run_time(run) + run_stalls(run) + run_settings(run) + run_repeat(run) + run_machine(run)};
+                            run_media(run) + run_time(run) + run_stalls(run) + run_settings(run) + run_repeat(run) +
+                            run_machine(run)};
 }
 
 /// Wraps a body into a page. Scripts run only with a nonce that follows from all of the content, so that no text of a

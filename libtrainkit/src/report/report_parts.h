@@ -17,6 +17,7 @@ extern const char kReportStyle[], kReportScript[];
 std::string section(std::string_view title, const std::string& content);
 /// A tile: a value with a name and a remark.
 std::string tile(std::string_view value, std::string_view name, std::string_view remark);
+std::string base64(std::string_view bytes);
 /// A table. Cells are HTML; `numeric` columns (from 0) are aligned to the right.
 std::string table(std::string_view label, const std::vector<std::string>& heads,
                   const std::vector<std::vector<std::string>>& rows, const std::vector<size_t>& numeric = {});
@@ -43,6 +44,8 @@ std::string run_stalls(const RunData& run);
 std::string run_time(const RunData& run);
 /// What the trainer found: results/report.json (docs/formats/run.md#resultsreportjson).
 std::string run_results(const RunData& run);
+/// The newest pictures and histograms of media/.
+std::string run_media(const RunData& run);
 /// Tiles of results/report.json.
 std::string result_tiles(const RunData& run);
 std::string run_settings(const RunData& run);

@@ -18,19 +18,6 @@ using Json = nlohmann::ordered_json;
 constexpr int64_t kMostPictureBytes = int64_t{600} << 10, kMostAllBytes = int64_t{1000} << 10;
 constexpr size_t kMostRows = 200, kMostMatrix = 64, kMostTextBytes = 20'000;
 
-std::string base64(std::string_view bytes) {
-  constexpr char kLetters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  std::string out;
-  for (size_t i = 0; i < bytes.size(); i += 3) {
-    const auto byte = [&](size_t j) { return j < bytes.size() ? static_cast<unsigned char>(bytes[j]) : 0u; };
-    const unsigned group = byte(i) << 16 | byte(i + 1) << 8 | byte(i + 2);
-    for (unsigned letter = 0; letter < 4; ++letter) {
-      out += i + letter > bytes.size() ? '=' : kLetters[group >> (18 - 6 * letter) & 63];
-    }
-  }
-  return out;
-}
-
 std::string heading(const Json& block, const char* key = "caption") {
   const std::string text = text_at(block, key);
   return text.empty() ? "" : fmt::format("<h3>{}</h3>\n", html(text));

@@ -67,5 +67,7 @@ absl::Status write_png(const std::string& path, const at::Tensor& image);
 /// Writes an image that need not fit in memory: `write` appends its rows, as tensors (any number, width, 3) uint8.
 /// Nothing is written if it returns an error.
 absl::Status write_png(const std::string& path, int64_t height, int64_t width, const WriteElements& write);
+/// Returns the bytes that write_png writes for `image`. Throws as write_png.
+absl::StatusOr<std::string> encode_png(const at::Tensor& image);
 
 }  // namespace trainkit

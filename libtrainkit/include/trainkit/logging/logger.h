@@ -1,6 +1,7 @@
 #pragma once
 /// Records of a run, the sinks that store them, and a writer thread between the training step and the sinks.
 
+#include <ATen/core/Tensor.h>
 #include <absl/status/status.h>
 
 #include <chrono>
@@ -46,6 +47,28 @@ struct LogText {
   std::string text = {};
 };
 
+/// A picture of a step. Logger::image makes it.
+struct LogImage {
+  int64_t step = 0;
+  std::string tag = {};
+  /// (height, width, 3) uint8 on the CPU.
+  at::Tensor pixels = {};
+  /// The same as the bytes of a PNG file. Empty: not compressed yet; RunLogger does it in its writer thread.
+  std::string png = {};
+};
+
+/// The distribution of values at a step. Logger::histogram makes it.
+struct LogHistogram {
+  int64_t step = 0;
+  std::string tag = {};
+  /// Of the finite values.
+  double min = 0, max = 0, sum = 0, sum_of_squares = 0;
+  /// Numbers of finite values in ranges of equal width from min to max. One range if all are equal, none without any.
+  std::vector<int64_t> counts = {};
+  /// Number of NaN and infinite values.
+  int64_t non_finite = 0;
+};
+
 /// Planned length of a run, for displays. 0 means unknown.
 struct RunPlan {
   int64_t first_step = 0;
@@ -68,6 +91,21 @@ class Logger {
   virtual void begin(const RunPlan& plan);
   virtual void log(const LogRecord& record) = 0;
   virtual void log_text(const LogText& text);
+  virtual void log_image(const LogImage& image);
+  virtual void log_histogram(const LogHistogram& histogram);
+
+  /// Logs a picture: (C, H, W) or (H, W), uint8, or floating point from 0 to 1 (other values are clamped, NaN is 0); C
+  /// is 1 or 3. Copies it to the host first, which waits for its device; all else happens outside this thread. Throws
+  /// c10::ValueError for another shape or dtype.
+  ///
+  ///   logger.image("val/samples", step, picture);
+  void image(std::string_view tag, int64_t step, const at::Tensor& picture);
+  /// Logs the distribution of a tensor's values, of any shape and dtype, in 64 ranges. Counts on the tensor's device
+  /// and waits for it once.
+  ///
+  ///   logger.histogram("weights/" + name, step, parameter);
+  void histogram(std::string_view tag, int64_t step, const at::Tensor& values);
+
   /// Shows a line of text to the user. Files ignore it.
   virtual void print(std::string_view line);
   /// Shows a row of a live table, whose first row is its heading. The default prints it.
@@ -118,10 +156,11 @@ struct RunLoggerOptions {
 ///   ...
 ///   absl::Status status = logger.flush();   // before a checkpoint: records up to this step are on disk
 ///
-/// log(), log_text(), print() and show_row() copy into a bounded queue under a lock; tick() stores one atomic. Each
-/// call takes well below a microsecond, without a system call and, after warm-up, without an allocation. A sink that
-/// stalls or fails does not delay the step. The other sinks continue as soon as its call returns. If the queue is full,
-/// training records follow `when_full`. Other splits, texts and lines are rare and always kept.
+/// log(), log_text(), log_image(), log_histogram(), print() and show_row() copy into a bounded queue under a lock;
+/// tick() stores one atomic. Each call takes well below a microsecond, without a system call and, after warm-up,
+/// without an allocation. A sink that stalls or fails does not delay the step. The other sinks continue as soon as its
+/// call returns. If the queue is full, training records follow `when_full`. Other splits, texts, pictures, histograms
+/// and lines are rare and always kept.
 ///
 /// A sink's error is printed once, as a warning on the sinks that can print, and returned once by flush(). close()
 /// returns the first error again. Errors of sinks that are optional() are only printed. Every method may be called from
@@ -138,6 +177,8 @@ class RunLogger final : public Logger {
   void begin(const RunPlan& plan) override;
   void log(const LogRecord& record) override;
   void log_text(const LogText& text) override;
+  void log_image(const LogImage& image) override;
+  void log_histogram(const LogHistogram& histogram) override;
   void print(std::string_view line) override;
   void show_row(std::string_view row) override;
   void log_monitor(const MonitorReport& report) override;

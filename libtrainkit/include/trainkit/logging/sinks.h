@@ -1,5 +1,5 @@
 #pragma once
-/// The sinks of records: metrics.jsonl, TensorBoard, Weights & Biases, and progress on the screen.
+/// The sinks of records: metrics.jsonl, media/, TensorBoard, Weights & Biases, and progress on the screen.
 
 #include <absl/status/statusor.h>
 
@@ -58,6 +58,32 @@ std::string to_json(const LogRecord& record);
 /// fields that are not numbers. kNotFound if the file does not exist; exit code 6 for other errors.
 absl::StatusOr<std::vector<LogRecord>> read_jsonl(const std::string& path);
 
+// ---- Writes the pictures and histograms of a run to its folder media/.
+
+/// Writes each picture to `<folder>/<tag>.step-<number>.png`, replacing one of the same tag and step, and appends each
+/// histogram to `<folder>/histograms.jsonl`:
+///
+///   {"step":20,"tag":"weights/fc","min":-0.5,"max":0.5,"sum":0.1,"sum_of_squares":9.7,"counts":[1,0,5]}
+///
+/// A file appears whole or not at all. The folder is created with the first of them.
+class MediaLogger final : public Logger {
+ public:
+  explicit MediaLogger(const std::string& folder);
+  ~MediaLogger() override;
+
+  void log(const LogRecord& record) override;
+  void log_image(const LogImage& image) override;
+  void log_histogram(const LogHistogram& histogram) override;
+  absl::Status flush() override;
+  /// Deletes the pictures of steps after `step`, and those tagged "test/..." at `step`, and truncates the histograms
+  /// likewise. Other files stay.
+  absl::Status rewind(int64_t step) override;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
 // ---- Writes TensorBoard event files without Python and without TensorFlow.
 
 /// Writes scalars and texts to a folder that `tensorboard --logdir` opens.
@@ -90,6 +116,9 @@ class TensorBoardLogger final : public Logger {
   void log(const LogRecord& record) override;
   /// Writes a text. TensorBoard shows it under TEXT and renders Markdown.
   void log_text(const LogText& text) override;
+  /// Writes a picture (IMAGES), and a histogram (HISTOGRAMS, DISTRIBUTIONS).
+  void log_image(const LogImage& image) override;
+  void log_histogram(const LogHistogram& histogram) override;
   /// Writes out all events and synchronises the file with the disk. For a full disk see JsonlLogger.
   absl::Status flush() override;
   /// Marks the run as finished in HPARAMS, then flush().
@@ -159,6 +188,10 @@ class WandbLogger final : public Logger {
 
   void log(const LogRecord& record) override;
   void log_text(const LogText& text) override;
+  /// Sends the path of the picture in `<dir>/media`, which MediaLogger has written before. Without the Pillow package
+  /// the client shows it as HTML.
+  void log_image(const LogImage& image) override;
+  void log_histogram(const LogHistogram& histogram) override;
   void tick(int64_t step) override;
   /// Returns the error reported by the client, if any. Does not wait.
   absl::Status flush() override;

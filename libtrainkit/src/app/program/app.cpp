@@ -294,6 +294,7 @@ class AppRun {
     }
     TRAINKIT_RETURN_IF_ERROR(earlier.remove());
     TRAINKIT_RETURN_IF_ERROR(earlier_repeat.remove());
+    if (is_first) context_.logger = &folder_->logger();
     return &folder_->logger();
   }
 

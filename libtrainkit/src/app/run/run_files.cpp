@@ -8,6 +8,7 @@
 #include "core/files/new_files.h"
 #include "logging/event_files.h"
 #include "logging/field_names.h"
+#include "logging/media.h"
 #include "report/report.h"
 #include "report/report_data.h"
 #include "report/run_file.h"
@@ -27,7 +28,7 @@ const std::set<std::string> kFiles = {"config.yaml",     "metrics.jsonl",    kRu
                                       "summary.json",    "error.json",       "report.html",
                                       "loss.svg",        "best.safetensors", "best.before.safetensors",
                                       "bad_samples.csv", "profile.json",     "checkpoints/latest",
-                                      "wandb/run_id",    "wandb/client.log"};
+                                      "wandb/run_id",    "wandb/client.log", "media/histograms.jsonl"};
 
 /// Results of the trainers of earlier versions, whose runs have no list.
 const std::set<std::string> kEarlierResults = {"report.json",
@@ -136,6 +137,7 @@ RunFiles::RunFiles(fs::path output_dir, const std::vector<std::string>& app_file
   }
   for (const fs::path& checkpoint : checkpoints_) add(checkpoint);
   add_results();
+  add_media();
   add_event_files();
 }
 
@@ -161,6 +163,18 @@ void RunFiles::add_results() {
   }
   std::sort(files.begin(), files.end());
   for (const fs::path& file : files) add(file.lexically_relative(output_dir_));
+}
+
+/// Adds the pictures; other files in their folder stay.
+void RunFiles::add_media() {
+  std::error_code none;
+  std::vector<fs::path> files;
+  for (fs::directory_iterator entry(output_dir_ / kMediaFolder, none), end; !none && entry != end;
+       entry.increment(none)) {
+    if (read_media_name(entry->path().filename().string()).step >= 0) files.push_back(entry->path().filename());
+  }
+  std::sort(files.begin(), files.end());
+  for (const fs::path& file : files) add(kMediaFolder / file);
 }
 
 void RunFiles::add_event_files() {
@@ -207,6 +221,7 @@ std::string RunFiles::doubt(const fs::path& file) const {
   if (name == kRunFile) return is_run_file(run_) ? "" : kForeign;
   if (name == "error.json") return begins_with(path.string(), kErrorBegin) ? "" : kForeign;
   if (name == "report.html") return begins_with(path.string(), {report_begin()}) ? "" : kForeign;
+  if (name == "media/histograms.jsonl" && is_run_file(run_) && begins_with(path.string(), kLogBegin)) return "";
   if (name == "metrics.jsonl" && !has_list() && begins_with(path.string(), kLogBegin)) return "";
   if (name == "checkpoints/latest" && begins_with(path.string(), kLatestBegin)) return "";
   if (!is_listed_or_known(name)) return kForeign;
@@ -247,7 +262,7 @@ absl::StatusOr<EarlierRun> EarlierRun::move_away(const std::string& output_dir,
     if (failed) return cannot_move(run.kept_, failed);
     run.moved_.push_back(file);
   }
-  for (const char* folder : {"results", "tensorboard"}) remove_empty_folders(run.output_dir_ / folder);
+  for (const char* folder : {"results", kMediaFolder, "tensorboard"}) remove_empty_folders(run.output_dir_ / folder);
   run.stayed_ = RunFiles(output_dir, app_files).all();
   if (tensorboard_dir.empty() || files.run_id().empty()) return run;
   for (const auto& entry : fs::directory_iterator(tensorboard_dir, ignored)) {

@@ -52,6 +52,7 @@ class RunFiles {
  private:
   void add(const std::filesystem::path& file);
   void add_results();
+  void add_media();
   void add_event_files();
   /// Returns why a file is not known to be one of a run; empty if it is.
   std::string doubt(const std::filesystem::path& file) const;

@@ -3,8 +3,10 @@
 #include <png.h>
 
 #include <csetjmp>
+#include <functional>
 #include <new>
 #include <string>
+#include <utility>
 
 #include "trainkit/arrays/array_file.h"
 #include "trainkit/core/data_error.h"
@@ -45,10 +47,12 @@ absl::StatusOr<at::Tensor> read_png(const std::string& path) {
 
 namespace {
 
-/// Compresses an image row by row into a file. libpng's errors are kept in problem().
+/// Compresses an image row by row into a file or a text.
 class PngWriter {
  public:
-  PngWriter(WritableFile& file, int64_t height, int64_t width) : file_(file) {
+  using Append = std::function<absl::Status(const void* bytes, size_t size)>;
+
+  PngWriter(Append append, int64_t height, int64_t width) : append_(std::move(append)) {
     png_ = png_create_write_struct(PNG_LIBPNG_VER_STRING, this, fail, [](png_structp, png_const_charp) {});
     info_ = png_ ? png_create_info_struct(png_) : nullptr;
     if (info_ == nullptr) throw std::bad_alloc();
@@ -89,16 +93,38 @@ class PngWriter {
   }
   static void put(png_structp png, png_bytep bytes, size_t size) {
     auto* const self = static_cast<PngWriter*>(png_get_io_ptr(png));
-    if (self->status_.ok()) self->status_ = self->file_.append(bytes, size);
+    if (self->status_.ok()) self->status_ = self->append_(bytes, size);
   }
 
-  WritableFile& file_;
+  Append append_;
   png_structp png_ = nullptr;
   png_infop info_ = nullptr;
   absl::Status status_;
 };
 
+void check_sides(int64_t height, int64_t width) {
+  for (const int64_t size : {height, width}) {
+    TORCH_CHECK_VALUE(size >= 1 && size <= kMostPngSide, "sides are 1 to ", kMostPngSide, " pixels, got ", height,
+                      " x ", width);
+  }
+}
+
 }  // namespace
+
+absl::StatusOr<std::string> encode_png(const at::Tensor& image) {
+  TORCH_CHECK_VALUE(image.dim() == 3 && image.size(2) == 3 && image.scalar_type() == at::kByte,
+                    "an image is (height, width, 3) uint8, got ", image.sizes(), " ", image.scalar_type());
+  check_sides(image.size(0), image.size(1));
+  std::string bytes;
+  const auto append = [&](const void* from, size_t size) {
+    bytes.append(static_cast<const char*>(from), size);
+    return absl::OkStatus();
+  };
+  PngWriter png(append, image.size(0), image.size(1));
+  TRAINKIT_RETURN_IF_ERROR(png.append(image.cpu()));
+  TRAINKIT_RETURN_IF_ERROR(png.finish());
+  return bytes;
+}
 
 absl::Status write_png(const std::string& path, const at::Tensor& image) {
   TORCH_CHECK_VALUE(image.dim() == 3, "an image is (height, width, 3) uint8, got ", image.sizes());
@@ -107,14 +133,11 @@ absl::Status write_png(const std::string& path, const at::Tensor& image) {
 }
 
 absl::Status write_png(const std::string& path, int64_t height, int64_t width, const WriteElements& write) {
-  for (const int64_t size : {height, width}) {
-    TORCH_CHECK_VALUE(size >= 1 && size <= kMostPngSide, "sides are 1 to ", kMostPngSide, " pixels, got ", height,
-                      " x ", width);
-  }
+  check_sides(height, width);
   const auto [folder, name] = split_path(path);
   TRAINKIT_ASSIGN_OR_RETURN(const Directory directory, Fs::posix().open_directory(folder));
   return write_file_atomically(directory, name, [&](WritableFile& file) -> absl::Status {
-    PngWriter png(file, height, width);
+    PngWriter png([&](const void* bytes, size_t size) { return file.append(bytes, size); }, height, width);
     int64_t left = height;
     TRAINKIT_RETURN_IF_ERROR(write([&](const at::Tensor& rows) {
       TORCH_CHECK_VALUE(
