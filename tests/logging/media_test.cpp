@@ -176,6 +176,15 @@ TEST_CASE("A picture that cannot be written is an error of the run", "[logging][
   CHECK(exit_code(run->close()) == ExitCode::kStorage);
 }
 
+TEST_CASE("A picture with other pixels than Logger::image makes is an error of the run", "[logging][media]") {
+  const test::TempDir dir;
+  auto run = open_run_log({.output_dir = dir.path()}).value();
+  run->log_image({.step = 1, .tag = "x", .pixels = at::zeros({2, 2})});
+  run->log({.step = 2});
+  CHECK(!run->close().ok());
+  CHECK(read_jsonl(dir / "metrics.jsonl").value().size() == 1);
+}
+
 TEST_CASE("W&B's client gets the path of each picture and the edges of each histogram", "[logging][media][wandb]") {
   const test::TempDir dir;
   const std::string script = dir / "client.sh";

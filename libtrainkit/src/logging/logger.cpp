@@ -62,6 +62,15 @@ struct Event {
   std::shared_ptr<const MonitorReport> monitor = nullptr;
 };
 
+/// Compresses a picture once for all sinks. If that fails, each of them tries, and reports the error.
+void compress(LogImage& image) {
+  try {
+    image.png = detail::png_of(image);
+  } catch (...) {
+    image.png.clear();
+  }
+}
+
 }  // namespace
 
 class RunLogger::Impl {
@@ -184,7 +193,7 @@ class RunLogger::Impl {
       }
       if (options_.when_full == WhenFull::kWait) room_.notify_all();
       const bool is_image = current_.kind == Event::Kind::kImage;
-      if (is_image && current_.image->png.empty()) current_.image->png = detail::png_of(*current_.image);
+      if (is_image) compress(*current_.image);
       for (Sink& sink : sinks_) call(sink, [this](Logger& logger) { return deliver(logger), absl::OkStatus(); });
       if (is_image) current_.image.reset();
     }

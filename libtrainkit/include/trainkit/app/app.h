@@ -64,8 +64,8 @@ struct RunContext {
   Placement& placement;
   /// Number of this run among those of App::repeats(), from 0.
   int64_t repeat = 0;
-  /// The log of the run, on rank 0 from the first step on; else nullptr. Losses and hooks log their own values, texts,
-  /// pictures and histograms with it.
+  /// The log of the run, on rank 0 from the first step on; else nullptr. on_evaluation() and other hooks log their
+  /// own texts, pictures and histograms with it.
   Logger* logger = nullptr;
 
   /// Prints a line on stdout, on rank 0 alone.
