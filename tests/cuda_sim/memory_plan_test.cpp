@@ -1,6 +1,7 @@
 // Compares the memory that a trainer predicts with the counts of LibTorch's caching allocator on the simulated device.
 #include <nlohmann/json.hpp>
 
+#include "apps/demo_data.h"
 #include "simulated_program.h"
 #include "test_util.h"
 
@@ -63,8 +64,7 @@ class Runs {
  public:
   explicit Runs(const std::string& model)
       : model_(*std::find_if(models().begin(), models().end(), [&](const Model& m) { return m.name == model; })) {
-    Program demo(model_.program, {"--make_demo_data", dir_ / "data"}, dir_.path().string());
-    if (demo.wait() != 0) throw std::runtime_error(demo.errors());
+    copy_demo_data(model_.program, dir_ / "data");
     std::ofstream(dir_ / "data/short.txt") << read_text(dir_ / "data/demo.txt").substr(0, 12000);
   }
 

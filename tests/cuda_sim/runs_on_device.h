@@ -3,10 +3,10 @@
 
 #include <filesystem>
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "apps/demo_data.h"
 #include "apps/program.h"
 #include "apps/runs.h"
 #include "simulated_program.h"
@@ -61,8 +61,7 @@ struct Setting {
 
 struct Runs {
   explicit Runs(const Trainer& trainer) : trainer(trainer) {
-    Program demo(trainer.name, {"--make_demo_data", dir / "data"}, dir.path().string());
-    if (demo.wait() != 0) throw std::runtime_error(demo.errors());
+    copy_demo_data(trainer.name, dir / "data");
     // Little text to evaluate at the end of a run, because that takes longer than its steps.
     for (const auto& entry : std::filesystem::directory_iterator(dir / "data")) {
       if (entry.path().extension() == ".txt") std::filesystem::resize_file(entry.path(), 10'000);

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/demo_data.h"
 #include "apps/runs.h"
 #include "test_util.h"
 
@@ -19,19 +20,8 @@ inline Ended run_emotion(const TempDir& dir, const std::vector<std::string>& fla
 
 inline nlohmann::json json_of(const std::string& path) { return nlohmann::json::parse(read_text(path)); }
 
-/// The demonstration clips, made once per process; copy them before a change.
-inline const std::string& demo_clips() {
-  static const TempDir dir;
-  static const std::string made = [] {
-    const Ended ended = run_emotion(dir, {"--make_demo_data", dir / "demo"});
-    if (ended.code != 0) throw std::runtime_error(ended.errors);
-    return dir / "demo";
-  }();
-  return made;
-}
-
 struct EmotionPlace {
-  EmotionPlace() { std::filesystem::copy(demo_clips(), data, std::filesystem::copy_options::recursive); }
+  EmotionPlace() { copy_demo_data("trainkit-emotion", data); }
   /// A short training run with small frames or audio only, without a memory plan unless `more` asks for one or for
   /// `--batch_size auto`. Flags in `more` replace those here.
   std::vector<std::string> flags(const std::string& name, const std::vector<std::string>& more,

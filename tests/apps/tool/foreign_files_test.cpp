@@ -8,6 +8,7 @@
 #include <set>
 
 #include "app/run/run_files.h"
+#include "apps/demo_data.h"
 #include "apps/program.h"
 #include "apps/runs.h"
 #include "logging/event_files.h"
@@ -81,7 +82,7 @@ class World {
     std::ofstream(dir / "text.txt") << text;
     for (const auto& [program, folder] :
          {std::pair("trainkit-hsi", "hsi"), {"trainkit-gpt2rec", "rec"}, {"trainkit-emotion", "emotion"}}) {
-      check(start(program, {"--make_demo_data", dir / folder}));
+      copy_demo_data(program, dir / folder);
     }
     for (const TestedTrainer& trainer : trainers()) check(train(trainer, run_of(trainer.program)));
   }

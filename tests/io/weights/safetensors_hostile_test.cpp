@@ -148,14 +148,20 @@ TEST_CASE("A header made to fill the memory is refused within 256 MiB", "[io][sa
   const auto full_of = [](std::string_view begin, const std::string& piece, std::string_view end) {
     std::string text(begin);
     text.reserve(kLongest);
+    const std::string many = repeat(piece, 1000);  // tests are not optimized: few long appends
+    while (text.size() + many.size() + end.size() <= kLongest) text += many;
     while (text.size() + piece.size() + end.size() <= kLongest) text += piece;
     return text.append(end);
   };
   // The names are numbered, so that there are no duplicates.
   const auto numbered = [](std::string_view begin, std::string_view after, std::string_view end) {
     std::string text(begin);
-    for (int i = 0; text.size() + 16 + after.size() + end.size() <= kLongest; ++i)
-      text += (i ? ",\"" : "\"") + std::to_string(i) + std::string(after);
+    text.reserve(kLongest);
+    for (int i = 0; text.size() + 16 + after.size() + end.size() <= kLongest; ++i) {
+      text += i ? ",\"" : "\"";
+      text += std::to_string(i);
+      text += after;
+    }
     return text.append(end);
   };
   const std::string_view empty = R"(":{"dtype":"U8","shape":[0],"data_offsets":[0,0]})";
