@@ -56,6 +56,17 @@ expect "dev: no TorchConfig.cmake in /x" "Torch_DIR=/x; $found"
 expect "$(cmake_of first) python" "Torch_DIR=$(cmake_of last); choose_torch oldest; TRAINKIT_PYTHON=$work/last/bin/python3 PATH=$work/first/bin:\$PATH; $found"
 expect " " "choose_torch $newest; TRAINKIT_PYTHON=$work/first/bin/python3; $found"
 
+# In another Debian, the release that --torch chooses.
+mkdir -p "$work/tree/third_party" "$work/tree/.deps/debian-13"
+cp "$dev" "$work/tree/"
+cp "$(dirname "$dev")/third_party/torch-versions.txt" "$work/tree/third_party/"
+touch "$work/tree/.deps/debian-13/made"
+printf '#!/bin/sh\necho "$@" | grep -o "[.]/dev .*"\n' | tee "$work/other/bin/unshare" >"$work/other/bin/sudo"
+chmod +x "$work/other/bin/unshare" "$work/other/bin/sudo"
+expect "./dev build --torch $(sed -n "s/^\($oldest\.[0-9]*\) .*/\1/p" "$work/tree/third_party/torch-versions.txt")" \
+  "'$work/tree/dev' --debian 13 build --torch oldest"
+expect "./dev build" "'$work/tree/dev' --debian 13 build"
+
 cuda='install_cuda() { echo from PyPI; nvcc=; }; find_torch; find_cuda; echo "$nvcc"'
 expect "$work/other/bin/nvcc" "TRAINKIT_PYTHON=$work/first/bin/python3; $cuda"
 expect "$work/same/bin/nvcc" "TRAINKIT_PYTHON=$work/last/bin/python3 PATH=$work/same/bin:\$PATH; $cuda"
