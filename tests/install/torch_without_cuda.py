@@ -46,8 +46,8 @@ def main():
     shutil.copytree(source / "share/cmake", target / "share/cmake")
     package = target / "share/cmake"
     for name, pattern, replacement in (
-            ("Torch/TorchConfig.cmake", r"if\(ON\)(\n  if\(MSVC\)\n    find_library\(CAFFE2_NVRTC)", r"if(OFF)\1"),
-            ("Caffe2/Caffe2Config.cmake", r"if\(ON\)(\n  # The file public/cuda.cmake)", r"if(OFF)\1")):
+            ("Torch/TorchConfig.cmake", r"if\((?:ON|1)\)(\n  if\(MSVC\)\n    find_library\(CAFFE2_NVRTC)", r"if(OFF)\1"),
+            ("Caffe2/Caffe2Config.cmake", r"if\((?:ON|1)\)(\n  # The file public/cuda.cmake)", r"if(OFF)\1")):
         file = package / name
         file.write_text(replaced(file.read_text(), pattern, replacement))
     for file in package.glob("Caffe2/Caffe2Targets*.cmake"):

@@ -56,6 +56,37 @@ expect "dev: no TorchConfig.cmake in /x" "Torch_DIR=/x; $found"
 expect "$(cmake_of first) python" "Torch_DIR=$(cmake_of last); choose_torch oldest; TRAINKIT_PYTHON=$work/last/bin/python3 PATH=$work/first/bin:\$PATH; $found"
 expect " " "choose_torch $newest; TRAINKIT_PYTHON=$work/first/bin/python3; $found"
 
+# make_python VERSION: a Python that says it is this version, such as 3.10.
+make_python() {
+  mkdir -p "$work/python$1/bin"
+  printf '#!/bin/sh\n[ "$1" != --version ] || exec echo Python %s\nexec %s -c "import sys; sys.version_info = (%s, 7)$2"\n' \
+    "$1" "$(command -v python3)" "${1/./, }" >"$work/python$1/bin/python3"
+  chmod +x "$work/python$1/bin/python3"
+}
+
+# newest VERSION: installs the newest torch for this Python.
+newest() { make_python "$1"; echo "torch_versions=$work/versions PATH=$work/python$1/bin:\$PATH; newest_torch"; }
+
+printf '%s\n' '# release, Python, packages' "$oldest.0 3.10 torchcodec==0.1 torchvision==0.2" "$newest.0 3.11" >"$work/versions"
+expect "dev: no release of torch in $work/versions for Python 3.9" "$(newest 3.9)"
+expect "$oldest.0" "$(newest 3.10)"
+expect "$newest.0" "$(newest 3.11)"
+expect "$newest.0" "$(newest 3.20)"
+family="torch_versions=$work/versions; test_requirements | tail -n 2 | paste -sd' '"
+expect "torchcodec==0.1 torchvision==0.2" "python=$work/first/bin/python3; $family"
+expect "torchcodec torchvision" "python=$work/last/bin/python3; $family"
+
+# In another Debian, the release that --torch chooses.
+mkdir -p "$work/tree/third_party" "$work/tree/.deps/debian-13"
+cp "$dev" "$work/tree/"
+cp "$(dirname "$dev")/third_party/torch-versions.txt" "$work/tree/third_party/"
+touch "$work/tree/.deps/debian-13/made"
+printf '#!/bin/sh\necho "$@" | grep -o "[.]/dev .*"\n' | tee "$work/other/bin/unshare" >"$work/other/bin/sudo"
+chmod +x "$work/other/bin/unshare" "$work/other/bin/sudo"
+expect "./dev build --torch $(sed -n "s/^\($oldest\.[0-9]*\) .*/\1/p" "$work/tree/third_party/torch-versions.txt")" \
+  "'$work/tree/dev' --debian 13 build --torch oldest"
+expect "./dev build" "'$work/tree/dev' --debian 13 build"
+
 cuda='install_cuda() { echo from PyPI; nvcc=; }; find_torch; find_cuda; echo "$nvcc"'
 expect "$work/other/bin/nvcc" "TRAINKIT_PYTHON=$work/first/bin/python3; $cuda"
 expect "$work/same/bin/nvcc" "TRAINKIT_PYTHON=$work/last/bin/python3 PATH=$work/same/bin:\$PATH; $cuda"

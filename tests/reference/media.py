@@ -10,6 +10,17 @@ import argparse
 import torch
 from safetensors.torch import save_file
 from torchcodec.decoders import AudioDecoder, VideoDecoder
+from torchcodec.encoders import AudioEncoder
+
+
+def resampled(file, stream, sound):
+    """All samples at 16 kHz. torchcodec 0.17 leaves out frames at the start from which its resampler makes no sample yet,
+    such as the short first frame of Vorbis. It gets these samples again as a WAV file, whose frames are long."""
+    samples = AudioDecoder(file, stream_index=stream, sample_rate=16000).get_all_samples()
+    if samples.pts_seconds > sound.pts_seconds + 1 / 16000:
+        wav = AudioEncoder(sound.data, sample_rate=sound.sample_rate).to_tensor(format="wav")
+        samples = AudioDecoder(wav, sample_rate=16000).get_all_samples()
+    return samples.data
 
 
 def main():
@@ -28,8 +39,8 @@ def main():
                 "num_frames": torch.tensor(len(video))}
     if options.audio is not None:
         sound = AudioDecoder(options.file, stream_index=options.audio).get_all_samples()
-        resampled = AudioDecoder(options.file, stream_index=options.audio, sample_rate=16000).get_all_samples()
-        out |= {"sound": sound.data, "mono": resampled.data.mean(0, keepdim=True), "sound_pts": torch.tensor(sound.pts_seconds, dtype=torch.float64)}
+        mono = resampled(options.file, options.audio, sound).mean(0, keepdim=True)
+        out |= {"sound": sound.data, "mono": mono, "sound_pts": torch.tensor(sound.pts_seconds, dtype=torch.float64)}
     save_file({name: tensor.contiguous() for name, tensor in out.items()}, options.out)
 
 

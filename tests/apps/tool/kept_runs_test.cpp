@@ -22,11 +22,14 @@ TEST_CASE("Runs of earlier versions continue to the weights that those versions 
     const TempDir dir;
     fs::copy(version.path(), dir.path(), fs::copy_options::recursive);
     const fs::path before = fs::current_path();
-    fs::current_path(dir.path());  // the runs name their data and their folder from here
-    for (const std::string trainer : {"transformer", "gpt2rec"}) {
+    fs::current_path(dir.path());  // and the data is here, not in the folder that the runs name
+    const std::map<std::string, std::vector<std::string>> data = {{"transformer", {"--input", "corpus.txt"}},
+                                                                  {"gpt2rec", {"--data_dir", "ratings.csv"}}};
+    for (const auto& [trainer, flags] : data) {
       INFO(version.path().filename() << ", " << trainer);
-      const Ended ended = run_to_end("trainkit-" + trainer,
-                                     {"--output_dir", trainer, "--resume", "latest", "--max_steps", "6"}, dir.path());
+      std::vector<std::string> arguments = {"--output_dir", trainer, "--resume", "latest", "--max_steps", "6"};
+      arguments.insert(arguments.end(), flags.begin(), flags.end());
+      const Ended ended = run_to_end("trainkit-" + trainer, arguments, dir.path());
       CAPTURE(ended.errors);
       CHECK(ended.code == 0);
       std::map<std::string, at::Tensor> now;

@@ -39,7 +39,7 @@ TEST_CASE("plan knows what --shard saves, and proposes it before accumulation", 
         place,
         {"--app", "transformer", "--devices", "4", "--global_batch_size", "64", "--gpu_memory", memory, "--shard",
          shard, "--json"},
-        {"--hidden_dim", "256", "--n_layers", "4", "--block_size", "32", "--batch_size", rows, "--cuda_graph", "off"});
+        {"--hidden_dim", "256", "--n_layers", "6", "--block_size", "32", "--batch_size", rows, "--cuda_graph", "off"});
     INFO(ended.output << ended.errors);
     REQUIRE(ended.code == 0);
     return Json::parse(ended.output);

@@ -6,6 +6,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
+#include <c10/util/Exception.h>
 #include <torch/version.h>
 
 #include <cstdint>
@@ -35,7 +36,13 @@ inline void in_capture() {}
 #else
 constexpr bool kResetReleasesPool = true;
 
+class NoWarnings final : public c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
 inline void end_abandoned_capture(at::cuda::CUDAGraph& graph, cudaStream_t, cudaGraph_t*) {
+  NoWarnings none;  // that the graph is empty, if the capture failed early
+  const c10::WarningUtils::WarningHandlerGuard quiet(&none);
   try {
     graph.capture_end_pre();  // also ends what LibTorch's allocators do for a capture
   } catch (const std::exception&) {
