@@ -244,6 +244,10 @@ LoaderSettings settings_of(const Prefetcher& loader, bool on_gpu, int cpus) {
           .threads = at::get_num_threads()};
 }
 
+LoaderSettings settings_without_loader(bool on_gpu, int cpus) {
+  return {.is_loader = false, .on_gpu = on_gpu, .pinned = true, .cpus = cpus, .threads = at::get_num_threads()};
+}
+
 const char* to_string(Bottleneck row) {
   switch (row) {
     case Bottleneck::kMemory:
@@ -278,10 +282,17 @@ std::vector<Advice> diagnose(const Observation& seen, const LoaderSettings& sett
   if (seen.loader.batches < kFewBatches || seen.seconds <= 0) return {};
   const Measurements c{seen, settings};
   std::vector<Advice> rows;
-  for (const auto& row : {memory_advice(c), timeout_advice(c), pinned_memory_advice(c), data_wait_advice(c),
-                          small_batch_advice(c), busy_machine_advice(c)}) {
-    if (row) rows.push_back(*row);
+  const auto add = [&rows](std::optional<Advice> row) {
+    if (row) rows.push_back(*std::move(row));
+  };
+  add(memory_advice(c));
+  if (settings.is_loader) {
+    add(timeout_advice(c));
+    add(pinned_memory_advice(c));
+    add(data_wait_advice(c));
+    add(small_batch_advice(c));
   }
+  add(busy_machine_advice(c));
   return rows;
 }
 

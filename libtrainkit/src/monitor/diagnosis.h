@@ -24,6 +24,8 @@ StepSplit split_of(double seconds, const PrefetcherStats& loader, const StepTime
 
 /// Settings of the loader and the machine that diagnose() uses.
 struct LoaderSettings {
+  /// False for batches that no Prefetcher provides: its flags are no remedy.
+  bool is_loader = true;
   int64_t batch_size = 1;
   int num_workers = 0;
   int prefetch_factor = 2;
@@ -40,8 +42,9 @@ struct LoaderSettings {
   int threads = 1;
 };
 
-/// Returns the settings of `loader`.
+/// Returns the settings of `loader`, or those of a loop without one.
 LoaderSettings settings_of(const Prefetcher& loader, bool on_gpu, int cpus);
+LoaderSettings settings_without_loader(bool on_gpu, int cpus);
 
 /// Memory of one GPU.
 struct GpuMemory {

@@ -34,12 +34,17 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 
 class Monitor::Impl {
  public:
-  Impl(const Prefetcher& loader, MonitorSources sources, const MonitorOptions& options)
-      : loader_(loader),
+  /// What provides the batches. `readers` may be null.
+  struct Batches {
+    std::function<PrefetcherStats()> stats;
+    std::function<ReaderTimes()> readers;
+  };
+
+  Impl(Batches batches, const LoaderSettings& settings, MonitorSources sources, const MonitorOptions& options)
+      : batches_(std::move(batches)),
         sources_(std::move(sources)),
         options_(options),
-        series_(settings_of(loader, !sources_.cuda_devices.empty(), options.cpus > 0 ? options.cpus : available_cpus()),
-                std::chrono::duration<double>(options.window).count()),
+        series_(settings, std::chrono::duration<double>(options.window).count()),
         recorded_(read_counters()) {
     add(recorded_);
     const detail::BlockSignals block;
@@ -61,7 +66,7 @@ class Monitor::Impl {
 
   void append_values(std::vector<std::pair<std::string, double>>& values) {
     const double time = now();
-    const PrefetcherStats loader = loader_.stats();
+    const PrefetcherStats loader = batches_.stats();
     const StepTimes steps = sources_.step_times ? sources_.step_times() : StepTimes{};
     const std::lock_guard lock(mutex_);
     const double training_time = series_.training_time(time);
@@ -124,8 +129,8 @@ class Monitor::Impl {
   MonitorSample read_counters() const {
     MonitorSample sample;
     sample.seconds = now();
-    sample.loader = loader_.stats();
-    sample.readers = loader_.reader_times();
+    sample.loader = batches_.stats();
+    if (batches_.readers) sample.readers = batches_.readers();
     if (sources_.step_times) sample.steps = sources_.step_times();
     sample.processors = processor_times();
     return sample;
@@ -170,7 +175,7 @@ class Monitor::Impl {
     if (thread_.joinable()) thread_.join();
   }
 
-  const Prefetcher& loader_;
+  const Batches batches_;
   const MonitorSources sources_;
   const MonitorOptions options_;
 
@@ -190,8 +195,20 @@ class Monitor::Impl {
   std::thread thread_;
 };
 
+namespace {
+
+int cpus_of(const MonitorOptions& options) { return options.cpus > 0 ? options.cpus : available_cpus(); }
+
+}  // namespace
+
 Monitor::Monitor(const Prefetcher& loader, MonitorSources sources, const MonitorOptions& options)
-    : impl_(std::make_unique<Impl>(loader, std::move(sources), options)) {}
+    : impl_(std::make_unique<Impl>(
+          Impl::Batches{[&loader] { return loader.stats(); }, [&loader] { return loader.reader_times(); }},
+          settings_of(loader, !sources.cuda_devices.empty(), cpus_of(options)), std::move(sources), options)) {}
+Monitor::Monitor(std::function<PrefetcherStats()> waits, MonitorSources sources, const MonitorOptions& options)
+    : impl_(std::make_unique<Impl>(Impl::Batches{std::move(waits), nullptr},
+                                   settings_without_loader(!sources.cuda_devices.empty(), cpus_of(options)),
+                                   std::move(sources), options)) {}
 Monitor::~Monitor() = default;
 
 void Monitor::pause() { impl_->pause(); }

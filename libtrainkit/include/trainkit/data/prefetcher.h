@@ -16,6 +16,7 @@
 
 #include "trainkit/core/state_dict.h"
 #include "trainkit/data/batch.h"
+#include "trainkit/data/batch_source.h"
 #include "trainkit/data/dataset.h"
 #include "trainkit/data/sampler.h"
 
@@ -112,7 +113,7 @@ struct ReaderTimes {
 /// The batches are the same, bit for bit, for any num_workers. One thread calls next(); every worker calls the dataset.
 /// Workers are threads, not processes. Batches use a ring of num_workers * prefetch_factor slots, which is reused: no
 /// memory is allocated after warm-up.
-class Prefetcher {
+class Prefetcher final : public BatchSource {
  public:
   /// Returns kInvalidArgument if options are out of range; the message names all of them.
   static absl::StatusOr<std::unique_ptr<Prefetcher>> create(std::shared_ptr<const Dataset> dataset,
@@ -127,7 +128,7 @@ class Prefetcher {
   }
 
   /// Returns within one second. A worker that is stuck in a read is detached; its slots and dataset stay alive.
-  ~Prefetcher();
+  ~Prefetcher() override;
 
   /// Returns the next batch, or nullopt at the end of the epoch. The call after nullopt starts the next epoch.
   /// Blocks until a batch is ready, at most for `timeout`; never synchronises the device. Errors:
@@ -137,7 +138,10 @@ class Prefetcher {
   ///   kOutOfRange        the sampler returned an index outside [0, dataset().size()), with any on_error
   ///   kDeadlineExceeded  no batch was ready within `timeout`. The message names the worker, the row and the time
   ///                      since its read began.
-  absl::StatusOr<std::optional<Batch>> next();
+  absl::StatusOr<std::optional<Batch>> next() override;
+  /// As BatchSource::stop. A call of next() that waits for a worker returns within a tenth of a second; one that reads
+  /// (num_workers = 0) finishes its batch first.
+  void stop(absl::Status reason) override;
 
   /// Moves to the start of batch `batch` of `epoch`, abandoning the current epoch if necessary. O(1).
   void seek(int64_t epoch, int64_t batch);
@@ -149,12 +153,14 @@ class Prefetcher {
   bool use_devices(const std::vector<at::Device>& devices);
 
   /// Epoch, and batch within it, that next() will return; batches_per_epoch() at the end of the epoch.
-  int64_t epoch() const;
-  int64_t position() const;
+  int64_t epoch() const override;
+  int64_t position() const override;
   int64_t batches_per_epoch() const;
+  std::optional<int64_t> epoch_length() const override { return batches_per_epoch(); }
   /// True if the current epoch has no batch left, so that next() returns nullopt.
   bool at_epoch_end() const;
 
+  const std::vector<FieldSpec>& fields() const override { return dataset().fields(); }
   const Dataset& dataset() const;
   const Sampler& sampler() const;
   const PrefetcherOptions& options() const;
@@ -170,8 +176,8 @@ class Prefetcher {
   /// load_state_dict rejects another dataset size, another seed or other rows with the same fields (exit code 5). It
   /// accepts another batch_size, num_workers or number of ranks: reading resumes at the same row position. The end of
   /// an epoch stays the end of that epoch.
-  StateDict state_dict() const;
-  absl::Status load_state_dict(const StateDict& state);
+  StateDict state_dict() const override;
+  absl::Status load_state_dict(const StateDict& state) override;
 
  private:
   class Impl;

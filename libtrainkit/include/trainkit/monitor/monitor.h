@@ -144,6 +144,9 @@ std::string describe(const MonitorReport& report);
 class Monitor {
  public:
   Monitor(const Prefetcher& loader, MonitorSources sources = {}, const MonitorOptions& options = {});
+  /// Watches a loop that takes its batches from something else, of which `waits` gives batches, rows and wait_seconds.
+  /// Its thread calls `waits`. There is no advice on a loader then.
+  Monitor(std::function<PrefetcherStats()> waits, MonitorSources sources, const MonitorOptions& options);
   /// Stops the thread. Waits for a sample in progress, about a millisecond.
   ~Monitor();
 

@@ -121,7 +121,7 @@ absl::StatusOr<std::optional<Batch>> Prefetcher::Impl::next() {
 }
 
 absl::StatusOr<std::optional<Batch>> Prefetcher::Impl::deliver() {
-  if (!budget_error_.ok()) return budget_error_;
+  TRAINKIT_RETURN_IF_ERROR(stop_reason.get());
   reclaim_slots();
   for (;;) {
     if (at_epoch_end()) {
@@ -227,15 +227,15 @@ absl::Status Prefetcher::Impl::note_bad_samples(const detail::Slot& slot) {
   if (options_.on_error == OnError::kFail || options_.max_bad_samples < 0 || count <= options_.max_bad_samples) {
     return absl::OkStatus();
   }
-  budget_error_ = to_status({.exit_code = ExitCode::kData,
+  stop_reason.set(to_status({.exit_code = ExitCode::kData,
                              .id = "data.budget",
                              .field = "max_bad_samples",
                              .problem = "too many rows could not be read; the last one is " +
                                         batch_reader_->row_name(bad_.back().index) + ": " + bad_.back().cause,
                              .got = std::to_string(count),
                              .expected = "at most " + std::to_string(options_.max_bad_samples)},
-                            absl::StatusCode::kDataLoss);
-  return budget_error_;
+                            absl::StatusCode::kDataLoss));
+  return stop_reason.get();
 }
 
 std::vector<BadSample> Prefetcher::Impl::bad_samples() const {
@@ -261,6 +261,7 @@ Prefetcher::Prefetcher(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Prefetcher::~Prefetcher() = default;
 
 absl::StatusOr<std::optional<Batch>> Prefetcher::next() { return impl_->next(); }
+void Prefetcher::stop(absl::Status reason) { impl_->stop_reason.set(std::move(reason)); }
 
 bool Prefetcher::use_devices(const std::vector<at::Device>& devices) { return impl_->use_devices(devices); }
 

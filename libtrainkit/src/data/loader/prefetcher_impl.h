@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "data/loader/device_copier.h"
+#include "data/loader/stop_reason.h"
 #include "data/loader/worker_pool.h"
 #include "trainkit/data/prefetcher.h"
 
@@ -46,6 +47,9 @@ class Prefetcher::Impl {
   }
   int64_t batches_per_epoch() const { return schedule(0, 0).batches_per_epoch(); }
   bool at_epoch_end() const { return schedule(epoch_, position_).batches_in_first_epoch() == 0; }
+
+  /// Why no batch follows any more: stop(), or too many bad rows.
+  detail::StopReason stop_reason;
 
  private:
   using Clock = detail::Clock;
@@ -100,7 +104,6 @@ class Prefetcher::Impl {
   int64_t ready_end_ = 0;  // batches before this number are known to be ready
   std::deque<detail::RingSlot*> lent_;
 
-  absl::Status budget_error_;
   mutable std::optional<std::string> rows_digest_;
   mutable std::mutex bad_mutex_;
   std::vector<BadSample> bad_;  // guarded by bad_mutex_

@@ -58,18 +58,22 @@ bool Prefetcher::Impl::read_in_consumer() {
 }
 
 absl::Status Prefetcher::Impl::sleep_until_ready(Clock::time_point deadline) {
+  constexpr auto kLongestSleep = std::chrono::milliseconds(100);  // stop() does not wake the consumer
   detail::WorkerPoolState& state = pool_->state();
   state.awaited.store(number_, std::memory_order_seq_cst);
   absl::Status status;
   for (;;) {
     const uint32_t ticket = state.consumer.ticket();
     if (queue_->ready(number_)) break;
-    if (Clock::now() >= deadline) {
+    status = stop_reason.get();
+    if (!status.ok()) break;
+    const Clock::time_point now = Clock::now();
+    if (now >= deadline) {
       stalled_ = true;
       status = stalled();
       break;
     }
-    state.consumer.wait(ticket, deadline);
+    state.consumer.wait(ticket, std::min(deadline, now + kLongestSleep));
   }
   state.awaited.store(-1, std::memory_order_relaxed);
   return status;

@@ -1,0 +1,7 @@
+#include "trainkit/data/batch_source.h"
+
+namespace trainkit {
+
+BatchSource::~BatchSource() = default;
+
+}  // namespace trainkit
