@@ -41,10 +41,18 @@ void LearningRates::set_on_device(const at::Tensor& lr) {
   at::mul_out(values_, multiples_, lr);
 }
 
+void LearningRates::set_multiple(size_t group, double multiple, double factor) {
+  if (!are_on_device()) return;
+  multiples_[static_cast<int64_t>(group)].fill_(multiple);
+  views_[group].mul_(factor);
+}
+
 void LearningRates::assign(const LearningRates& other) {
   lr_ = other.lr_;
   initial_ = other.initial_;
-  if (other.are_on_device()) values_.copy_(other.values_, /*non_blocking=*/true);
+  if (!other.are_on_device()) return;
+  multiples_.copy_(other.multiples_, /*non_blocking=*/true);
+  values_.copy_(other.values_, /*non_blocking=*/true);
 }
 
 void LearningRates::load(double lr, double initial, const std::vector<ParamGroup>& groups) {

@@ -35,6 +35,8 @@ class LearningRates {
   /// Sets the rates on the device to `lr` (scalar on the device) times the groups' multiples. Throws unless
   /// are_on_device(). Does not change lr().
   void set_on_device(const at::Tensor& lr);
+  /// Follows a group's new multiple; `factor` is its ratio to the one before.
+  void set_multiple(size_t group, double multiple, double factor);
   /// Copies the rates of `other`, of the same groups: on the device if they are kept there. Does not synchronise.
   void assign(const LearningRates& other);
   /// Sets the rates of a saved state.

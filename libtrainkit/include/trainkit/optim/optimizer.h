@@ -42,6 +42,10 @@ struct ParamGroup {
   std::string name = {};
   /// Matrices whose update Muon makes orthogonal. False for other optimizers.
   bool orthogonalize = false;
+  /// TrainStep and Trainer freeze the parameters (requires_grad false) in the steps before this many were done, and
+  /// train them from then on: a function of the step, so a resumed run agrees. 0 leaves them as they are. Frozen
+  /// parameters have no gradient and no decay, and keep their counts. Not with sharding.
+  int64_t trainable_from = 0;
 };
 
 /// Returns the model's trainable parameters with their names. Each tensor appears once: a tied parameter, which

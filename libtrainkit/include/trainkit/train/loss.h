@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -40,11 +41,18 @@ struct LossOutput {
   std::vector<std::pair<std::string, at::Tensor>> metrics = {};
 };
 
+/// Tensors by name that a step computes once for the losses of all players; see Player.
+using Shared = std::map<std::string, at::Tensor>;
+
 class LossFunction;
 template <class F>
 LossFunction make_loss_function(F loss);
 
 namespace detail {
+
+/// The tensors for the loss that this thread computes; empty where there are none.
+const Shared& current_shared();
+
 template <class F>
 concept MayBeLoss = !std::is_same_v<std::decay_t<F>, LossFunction> &&
                     (std::is_class_v<std::decay_t<F>> || std::is_pointer_v<std::decay_t<F>>);
@@ -117,22 +125,35 @@ template <class R, class C, class A, class B>
 std::type_identity<std::remove_cvref_t<A>> first_argument(R (C::*)(A, B));
 template <class R, class A, class B>
 std::type_identity<std::remove_cvref_t<A>> first_argument(R (*)(A, B));
+template <class R, class C, class A, class B, class S>
+std::type_identity<std::remove_cvref_t<A>> first_argument(R (C::*)(A, B, S) const);
+template <class R, class C, class A, class B, class S>
+std::type_identity<std::remove_cvref_t<A>> first_argument(R (C::*)(A, B, S));
+template <class R, class A, class B, class S>
+std::type_identity<std::remove_cvref_t<A>> first_argument(R (*)(A, B, S));
 template <class F>
 auto first_argument(const F&) -> decltype(first_argument(&F::operator()));
 
-/// A callable whose two parameters are not templates.
+/// A callable whose two or three parameters are not templates.
 template <class F>
 concept HasTypedParameters = requires {
   first_argument(std::declval<std::decay_t<F>>());
 };
+
+/// A callable that also takes the tensors shared by the players.
+template <class F>
+concept TakesShared = HasTypedParameters<F> &&
+    std::is_invocable_v<F&, typename decltype(first_argument(std::declval<std::decay_t<F>>()))::type&, const Batch&,
+                        const Shared&>;
 
 /// Returns `call`, whose first parameter is the user's own model type (a module holder or its implementation), as a
 /// function of any torch::nn::Module. Calling it with a model of another type throws c10::TypeError.
 template <class F>
 auto of_any_model(F call) {
   using Model = typename decltype(first_argument(std::declval<std::decay_t<F>>()))::type;
+  using Result = std::invoke_result_t<F&, Model&, const Batch&>;
   // `auto&` instead of torch::nn::Module&: this header compiles without the definition of Module.
-  return [call = std::move(call)](auto& module, const Batch& batch) mutable -> at::Tensor {
+  return [call = std::move(call)](auto& module, const Batch& batch) mutable -> Result {
     if constexpr (std::is_base_of_v<torch::nn::Module, Model>) {
       Model* model = module.template as<Model>();
       TORCH_CHECK_TYPE(model, "the function is for another model than ", module.name());
@@ -151,7 +172,8 @@ auto of_any_model(F call) {
 ///   [](Classifier& model, const Batch& batch) { return cross_entropy(model->forward(batch["x"]), batch["y"]); }
 /// Classifier is a module holder (TORCH_MODULE), a class derived from torch::nn::Module, or torch::nn::Module itself
 /// for a loss of any model. Calling the LossFunction with a model of another type throws c10::TypeError. A mistake in
-/// the parameters or in the result is one compiler error that names the remedy.
+/// the parameters or in the result is one compiler error that names the remedy. A third parameter, const Shared&, gets
+/// the tensors that players share, elsewhere none.
 template <class F>
 LossFunction make_loss_function(F loss) {
   // Each mistake ends in one error: the other branches are not compiled then.
@@ -162,6 +184,11 @@ LossFunction make_loss_function(F loss) {
     return nullptr;
   } else if constexpr (std::is_same_v<F, LossFunction>) {
     return loss;
+  } else if constexpr (detail::TakesShared<F>) {
+    using Model = typename decltype(detail::first_argument(std::declval<std::decay_t<F>>()))::type;
+    return make_loss_function([loss = std::move(loss)](Model& model, const Batch& batch) mutable {
+      return loss(model, batch, detail::current_shared());
+    });
   } else if constexpr (std::is_invocable_r_v<LossOutput, F&, torch::nn::Module&, const Batch&>) {
     return LossFunction(std::in_place, std::move(loss));
   } else {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string_view>
 
 #include "trainkit/amp/grad_scaler.h"
 
@@ -53,6 +54,10 @@ struct TrainStepOptions {
   /// Called when a step runs out of memory with one row at a time. Frees memory that can be recomputed (the cache of a
   /// frozen encoder) and returns whether any was freed.
   std::function<bool()> release_memory = nullptr;
+  /// Called in each step, once for each player, when its gradients are reduced and unscaled and not yet clipped; those
+  /// of replica 0 may be read. `player` is empty without players. Not called for a step in which nothing counts. An
+  /// exception ends the step before the update. Such steps are not captured. Not with sharding.
+  std::function<void(std::string_view player)> on_gradients = nullptr;
   /// Makes what records and replays steps in place of CUDA graphs, for any device. Tests set it.
   std::function<std::unique_ptr<detail::GraphBackend>()> graph_backend = nullptr;
 };

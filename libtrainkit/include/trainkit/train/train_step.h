@@ -1,6 +1,7 @@
 #pragma once
 /// Runs optimizer steps: forward, backward, unscale, clip, update, learning-rate schedule.
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -15,6 +16,7 @@
 #include "trainkit/optim/lr_scheduler.h"
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/train/loss.h"
+#include "trainkit/train/player.h"
 #include "trainkit/train/step_metrics.h"
 #include "trainkit/train/step_options.h"
 
@@ -73,6 +75,13 @@ namespace trainkit {
 /// that a rank runs eagerly because its batch has another shape reduces its gradients after backward; if it runs out of
 /// memory only this rank splits it. Not with SyncBatchNorm layers that synchronise, nor with find_unused_parameters.
 ///
+/// Players. With several players a step is a sequence of steps, one for each: skipping, retrying and clipping are its
+/// own. If one fails, those before it stay applied. A player that runs out of memory is retried from its own start with
+/// smaller micro-batches, unless tensors are shared: they belong to whole batches. The loss scale is one, and is
+/// updated after the last player. Steps become CUDA graphs, one per player, on one device and without shared tensors.
+/// `loss` of the metrics is the first player's; "<player>.loss", "<player>.grad_norm" and "<player>.<metric>" are among
+/// the others.
+///
 /// Gradients. A step uses those of its own losses alone, for its optimizer's parameters alone, whatever others have
 /// left in them. It leaves the gradients of other parameters as they were.
 ///
@@ -89,6 +98,12 @@ class TrainStep {
   /// exit code 2 for a parameter that is not the model's, since no checkpoint would contain it.
   TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const TrainStepOptions& options = {},
             LRScheduler* scheduler = nullptr);
+  /// Steps of several players, see Player. Keeps their optimizers and losses. `schedulers` are theirs, each may be
+  /// null; an empty list: makes one for each Player::schedule. `shared` may be null. `options` has what the players do
+  /// not: its grad_clip and ema_decay must be 0. Every rank calls it. Throws an Error of exit code 2 for players that
+  /// cannot be: without a name, with parameters of another one or of none, with sharding, ...
+  TrainStep(DeviceReplicator& devices, const std::vector<Player>& players, SharedFunction shared,
+            const TrainStepOptions& options, const std::vector<LRScheduler*>& schedulers = {});
   ~TrainStep();
 
   /// Runs forward and backward of one micro-batch; its gradient counts by its share of the step's weight. Keeps the
@@ -96,19 +111,18 @@ class TrainStep {
   /// `loss` must live until finish(), or is moved from.
   void accumulate(const Batch& batch, const LossFunction& loss);
   void accumulate(const Batch& batch, LossFunction&& loss);
+  /// The same with several players, which have their losses: keeps the batch, and finish() runs the players.
+  void accumulate(const Batch& batch);
 
   /// Clips the accumulated gradients, updates the weights and advances the schedule. Uses grad_accum_steps
   /// micro-batches, or fewer at the end of the data; every rank must have accumulated the same number. Throws
   /// c10::Error if there are none.
   StepMetrics finish();
 
-  /// Runs a whole step from one batch: accumulate, then finish.
-  StepMetrics operator()(const Batch& batch, const LossFunction& loss) {
-    accumulate(batch, loss);
-    return finish();
-  }
-  StepMetrics operator()(const Batch& batch, LossFunction&& loss) {
-    accumulate(batch, std::move(loss));
+  /// Runs a whole step from one batch: accumulate, then finish. Without a loss: of several players.
+  template <class... Loss>
+  StepMetrics operator()(const Batch& batch, Loss&&... loss) {
+    accumulate(batch, std::forward<Loss>(loss)...);
     return finish();
   }
 
@@ -139,8 +153,8 @@ class TrainStep {
   /// Averages of replica 0's weights (TrainStepOptions::ema_decay) by the names of the model's parameters: the live
   /// tensors, not copies. Empty without ema_decay. With sharding: the parts of a copy, as those in its optimizer.
   NamedTensors averages(int64_t copy = 0) const;
-  /// The caller's optimizer, then the mirrors of the other copies of the weights.
-  const std::vector<Optimizer*>& optimizers() const;
+  /// The caller's optimizer, or that of a player, then the mirrors of the other copies of the weights.
+  const std::vector<Optimizer*>& optimizers(size_t player = 0) const;
   /// Exchanges the weights of all replicas with their averages, in place: for an evaluation, or to save the averages as
   /// the model's weights. Call it again before the next step. Does nothing without ema_decay; does not synchronise.
   /// With sharding every rank calls it.
@@ -151,8 +165,8 @@ class TrainStep {
   /// Weight that scales the losses with several replicas: the mean weight of a replica's batch, agreed on in the first
   /// step of a run; 0 before that. It affects only the last bits of the result. Save it in a checkpoint to reproduce
   /// them.
-  double weight_unit() const;
-  void set_weight_unit(double unit);
+  double weight_unit(size_t player = 0) const;
+  void set_weight_unit(double unit, size_t player = 0);
   /// Number of micro-batches that each batch is split into: 1, doubled whenever a step runs out of memory. Save it in a
   /// checkpoint, so that a resumed run is bitwise identical. Throws c10::ValueError below 1.
   int64_t split() const;
@@ -172,8 +186,7 @@ class TrainStep {
   StepTimes times() const;
   /// Number of batches accumulated since the last finish().
   int64_t accumulated() const;
-  GradScaler& scaler();
-  const GradScaler& scaler() const;
+  GradScaler& scaler() const;
   const TrainStepOptions& options() const;
 
  private:

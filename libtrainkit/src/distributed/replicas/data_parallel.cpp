@@ -211,6 +211,7 @@ DataParallel::DataParallel(std::vector<std::shared_ptr<torch::nn::Module>> modul
       devices_(std::move(devices)),
       share_weights_(share_weights),
       options_(options),
+      sums_(phases_, state_, options_),
       group_(static_cast<int64_t>(modules_.size())),
       threads_(static_cast<int64_t>(modules_.size()), threads_per_replica(devices_)),
       idle_team_(devices_.size() > 1 && devices_[0].is_cpu() ? make_idle_team() : nullptr) {
@@ -231,16 +232,21 @@ DataParallel::DataParallel(std::vector<std::shared_ptr<torch::nn::Module>> modul
     bind_replica(*modules_[i], group_, static_cast<int64_t>(i));
     buffers_.push_back(replica_buffers(*modules_[i]));
   }
-  collect_parameters();
+  sums_.use_reducers(collectives_ && options_.sharding == Sharding::kNone);
+  sums_.follow(/*is_new=*/true);
+  phases_.on_change([this](bool is_new) { sums_.follow(is_new); });
 }
 
-/// Lists the trained parameters and creates what reduces them.
-void DataParallel::collect_parameters() {
-  reducer_.reset();
-  parameters_.clear();
-  for (size_t i = 0; i < modules_.size(); ++i) parameters_.push_back(tensors_of(state_.trained(i)));
-  if (collectives_ && options_.sharding == Sharding::kNone && !parameters_[0].empty()) {
-    reducer_ = std::make_unique<BucketReducer>(parameters_, options_.first_bucket_bytes, options_.bucket_bytes);
+void PhaseSums::follow(bool is_new) {
+  if (is_new) sums_.clear();
+  if (sums_.size() <= phases_.current()) sums_.resize(phases_.current() + 1);
+  Sums& own = sums_[phases_.current()];
+  if (!own.parameters.empty()) return;
+  for (size_t i = 0; i < state_.replicas(); ++i) {
+    own.parameters.push_back(tensors_of(phases_.of_phase(state_.trained(i))));
+  }
+  if (has_reducers_ && !own.parameters[0].empty()) {
+    own.reducer = std::make_unique<BucketReducer>(own.parameters, options_.first_bucket_bytes, options_.bucket_bytes);
   }
 }
 
@@ -249,7 +255,7 @@ void DataParallel::follow_model() {
   const ModelState::Change change = state_.follow();
   if (!change.parameter) return;
   if (!shards_.empty()) throw_status(state_.sharding_error(*change.parameter));
-  collect_parameters();
+  sums_.follow(/*is_new=*/true);
 }
 
 void DataParallel::begin_step() {
@@ -281,7 +287,7 @@ void DataParallel::synchronize() {
 std::string DataParallel::graph_obstacle() const { return collectives_ ? "" : "the replicas share one device"; }
 
 void DataParallel::use_current_streams() {
-  for (const auto& replica : parameters_) {
+  for (const auto& replica : sums_.parameters()) {
     for (const at::Tensor& parameter : replica) accumulate_on_current_stream(parameter);
   }
 }
@@ -305,6 +311,7 @@ void DataParallel::recover() {
 
 void DataParallel::run(const Body& body, bool reduce_gradients, const OnSent&) {
   follow_model();
+  phases_.list_inputs(modules_, state_.version());
   if (reduce_gradients) synchronize_buffers();
   group_.reset();
   const at::ThreadLocalState caller;  // grad mode, autocast
@@ -320,7 +327,7 @@ void DataParallel::run(const Body& body, bool reduce_gradients, const OnSent&) {
           const c10::MultiStreamGuard on_streams(streams);  // of all devices: replicas copy from one another
           const ReplicaRandomGuard random(seed_.of(replica, run));
           try {
-            backward(replica, body, /*is_last=*/reduce_gradients);
+            run_replica(replica, body, /*is_last=*/reduce_gradients);
           } catch (...) {
             clear_runtime_error();
             throw;
@@ -331,15 +338,15 @@ void DataParallel::run(const Body& body, bool reduce_gradients, const OnSent&) {
           if (collectives_) collectives_->abort();
         });
   } catch (...) {
-    if (reducer_) reducer_->abandon();
+    if (sums_.reducer()) sums_.reducer()->abandon();
     if (collectives_) collectives_->abandon();
     throw;
   }
   if (!reduce_gradients) return;
   const detail::ProfileStage stage("reduce gradients");
   const auto begin = std::chrono::steady_clock::now();
-  if (reducer_) reducer_->finish();
-  if (devices_[0].is_cpu()) reduce_on_cpu(parameters_, share_weights_, threads_);
+  if (sums_.reducer()) sums_.reducer()->finish();
+  if (devices_[0].is_cpu()) reduce_on_cpu(sums_.parameters(), share_weights_, threads_);
   reduce_time_.add_since(begin);
 }
 

@@ -12,6 +12,7 @@
 #include "distributed/replicas/bucket_reducer.h"
 #include "distributed/replicas/model_state.h"
 #include "distributed/replicas/replica_collectives.h"
+#include "distributed/replicas/replica_phases.h"
 #include "distributed/replicas/replica_strategy.h"
 #include "distributed/replicas/replica_tools.h"
 #include "distributed/shards/parameter_shards.h"
@@ -70,6 +71,35 @@ class LocalGroup final : public ReplicaGroup {
   bool aborted_ = false;
 };
 
+/// What sums the gradients of the phases of a step. Used by one thread.
+class PhaseSums {
+ public:
+  /// @param on_gpus whether BucketReducers sum, else the caller
+  PhaseSums(const ReplicaPhases& phases, const ModelState& state, const DeviceReplicatorOptions& options)
+      : phases_(phases), state_(state), options_(options) {}
+
+  void use_reducers(bool on_gpus) { has_reducers_ = on_gpus; }
+  /// Lists the trained parameters of the current phase unless that was done. `is_new`: drops those of all phases first.
+  void follow(bool is_new);
+
+  /// Of the current phase, per replica, in one order; trained parameters only.
+  const std::vector<std::vector<at::Tensor>>& parameters() const { return sums_[phases_.current()].parameters; }
+  /// Null on the CPU, with one GPU and with sharding.
+  BucketReducer* reducer() const { return sums_[phases_.current()].reducer.get(); }
+
+ private:
+  struct Sums {
+    std::vector<std::vector<at::Tensor>> parameters = {};
+    std::unique_ptr<BucketReducer> reducer = nullptr;
+  };
+
+  const ReplicaPhases& phases_;
+  const ModelState& state_;
+  const DeviceReplicatorOptions& options_;
+  bool has_reducers_ = false;
+  std::vector<Sums> sums_;
+};
+
 class DataParallel final : public ReplicaStrategy {
  public:
   /// @param share_weights All devices are the same device, and all replicas use the weights of the first one.
@@ -99,18 +129,16 @@ class DataParallel final : public ReplicaStrategy {
 
  private:
   void follow_model();
-  void collect_parameters();
   void begin_reduction(bool reduces);
-  void backward(int64_t replica, const Body& body, bool is_last);
+  void run_replica(int64_t replica, const Body& body, bool is_last);
 
   std::vector<std::shared_ptr<torch::nn::Module>> modules_;
   ModelState state_;
   std::vector<at::Device> devices_;
   bool share_weights_;
   DeviceReplicatorOptions options_;
-  std::vector<std::vector<at::Tensor>> parameters_;       // per replica, in one order; trainable parameters only
+  PhaseSums sums_;
   std::vector<std::vector<at::Tensor>> buffers_;          // per replica; buffers that each replica updates itself
-  std::unique_ptr<BucketReducer> reducer_;                // null on the CPU, with one GPU and with sharding
   std::unique_ptr<ReplicaCollectives> collectives_;       // on several GPUs, else null
   std::vector<std::unique_ptr<ParameterShards>> shards_;  // then, after divide_parameters(): one per replica
   LocalGroup group_;

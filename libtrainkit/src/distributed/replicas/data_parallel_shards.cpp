@@ -12,13 +12,13 @@ void DataParallel::divide_parameters(const std::function<bool(const at::Tensor&)
   DeviceReplicatorOptions options = options_;
   options.gradient_compression = GradientCompression::kNone;  // it is for processes
   std::vector<std::unique_ptr<ParameterShards>> shards;
-  for (size_t replica = 0; replica < parameters_.size(); ++replica) {
+  for (size_t replica = 0; replica < sums_.parameters().size(); ++replica) {
     std::unordered_set<const void*> whole;  // the same parameters on each replica
-    for (size_t p = 0; is_whole && p < parameters_[0].size(); ++p) {
-      if (is_whole(parameters_[0][p])) whole.insert(parameters_[replica][p].unsafeGetTensorImpl());
+    for (size_t p = 0; is_whole && p < sums_.parameters()[0].size(); ++p) {
+      if (is_whole(sums_.parameters()[0][p])) whole.insert(sums_.parameters()[replica][p].unsafeGetTensorImpl());
     }
     shards.push_back(std::make_unique<ParameterShards>(
-        parameters_[replica],
+        sums_.parameters()[replica],
         [&](const at::Tensor& parameter) { return whole.contains(parameter.unsafeGetTensorImpl()); }, options,
         collectives_->of(static_cast<int64_t>(replica))));
   }
@@ -42,23 +42,23 @@ void DataParallel::abandon_step() {
 }
 
 void DataParallel::begin_reduction(bool reduces) {
-  TORCH_CHECK(sharding() == Sharding::kNone || !shards_.empty(), "call divide_parameters() before run()");
-  if (reduces && reducer_) reducer_->begin();
+  TORCH_CHECK(sharding() == Sharding::kNone || !shards_.empty(), "call divide_sums_.parameters() before run()");
+  if (reduces && sums_.reducer()) sums_.reducer()->begin();
   if (collectives_) collectives_->begin();
   for (const auto& shards : shards_) shards->begin(reduces || shards->reduction().reduces_every_run());
 }
 
 /// Forward and backward of a replica, in its thread.
-void DataParallel::backward(int64_t replica, const Body& body, bool is_last) {
+void DataParallel::run_replica(int64_t replica, const Body& body, bool is_last) {
   const at::Tensor loss = body(replica);
-  if (loss.defined()) loss.backward();
+  if (loss.defined()) phases_.backward(replica, loss);
   if (shards_.empty()) return;
   ParameterShards& shards = *shards_[static_cast<size_t>(replica)];
   shards.reduction().end(/*contribute=*/true);
   const auto missing = loss.defined() && is_last ? shards.reduction().without_gradient() : std::nullopt;
   if (!missing) return;
   const auto names = unique_parameters(*modules_[static_cast<size_t>(replica)]);
-  const void* parameter = parameters_[static_cast<size_t>(replica)][*missing].unsafeGetTensorImpl();
+  const void* parameter = sums_.parameters()[static_cast<size_t>(replica)][*missing].unsafeGetTensorImpl();
   for (const auto& [name, tensor] : names) {
     TORCH_CHECK_VALUE(tensor.unsafeGetTensorImpl() != parameter, "the loss did not reach ", name,
                       ": sharding needs a gradient of every trained parameter");

@@ -225,7 +225,8 @@ const std::shared_ptr<torch::nn::Module>& SingleDevice::module(int64_t replica) 
 }
 
 void SingleDevice::run(const Body& body, bool, const OnSent&) {
-  if (const at::Tensor loss = body(0); loss.defined()) loss.backward();
+  phases_.list_inputs({module_}, state_.version());
+  if (const at::Tensor loss = body(0); loss.defined()) phases_.backward(0, loss);
 }
 
 }  // namespace detail

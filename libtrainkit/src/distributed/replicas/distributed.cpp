@@ -53,13 +53,17 @@ Distributed::Distributed(std::shared_ptr<torch::nn::Module> module, const Device
   reduction_.bind(*module_, group_);
   synchronize();
   create_buckets();
+  phases_.on_change([this](bool is_new) {
+    if (is_new) reduction_.release();
+    if (!reduction_.begin_phase(phases_.current())) create_buckets();  // the first step of a phase, on all ranks
+  });
 }
 
-/// Lets the gradients of all trained parameters be reduced whole, unless they are divided.
+/// Lets the gradients of the phase's trained parameters be reduced whole, unless they are divided.
 void Distributed::create_buckets() {
   reduction_.use(nullptr);  // releases the memory of the buckets before
   if (options_.sharding != Sharding::kNone) return;
-  auto sparse = sparse_parameters(*module_), dense = state_.trained(0);
+  auto sparse = phases_.of_phase(sparse_parameters(*module_)), dense = phases_.of_phase(state_.trained(0));
   std::erase_if(dense, [&](const auto& named) {
     return std::any_of(sparse.begin(), sparse.end(), [&](const auto& one) { return one.second.is_same(named.second); });
   });
@@ -85,6 +89,7 @@ void Distributed::follow_model() {
   }
   if (is_new) throw_status(process_group_->compare_digest(state_.fields()));
   if (!change.parameter) return;
+  reduction_.release();
   create_buckets();
 }
 
@@ -129,7 +134,9 @@ void Distributed::run(const Body& body, bool reduce_gradients, const OnSent& on_
   const ReplicaRandomGuard random(seed_.of(rank, seed_.next_run({{rank, device_}}, /*last=*/reduce_gradients)));
   TORCH_CHECK(options_.sharding == Sharding::kNone || shards_ || state_.trained(0).empty(),
               "call divide_parameters() before run()");
-  reduction_.run(body, /*is_last=*/reduce_gradients, on_sent);
+  phases_.list_inputs({module_}, state_.version());
+  reduction_.run(body, /*is_last=*/reduce_gradients, on_sent,
+                 [this](const at::Tensor& loss) { phases_.backward(0, loss); });
 }
 
 void Distributed::abandon_step() {

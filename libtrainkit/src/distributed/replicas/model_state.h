@@ -40,6 +40,7 @@ class ModelState {
   /// since the last call, or since construction.
   Change follow();
 
+  size_t replicas() const { return replicas_.size(); }
   /// Changes with the set of trained parameters.
   int64_t version() const { return version_; }
   /// Modes of the modules at the last follow().

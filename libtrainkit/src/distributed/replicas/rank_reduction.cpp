@@ -19,19 +19,27 @@ void RankReduction::synchronize_buffers() {
   if (!buffers_.empty()) throw_status(group_.broadcast(buffers_, 0, "broadcast of the buffers"));
 }
 
-void RankReduction::run(const DeviceReplicator::Body& body, bool is_last, const ReplicaStrategy::OnSent& on_sent) {
-  const bool reduces = sums_ && (is_last || sums_->reduces_every_run());
+bool RankReduction::begin_phase(size_t phase) {
+  phase_ = phase;
+  if (of_phases_.size() <= phase) of_phases_.resize(phase + 1);
+  return of_phases_[phase].is_set;
+}
+
+void RankReduction::run(const DeviceReplicator::Body& body, bool is_last, const ReplicaStrategy::OnSent& on_sent,
+                        const GradientSums::Backward& backward) {
+  const bool reduces = sums() && (is_last || sums()->reduces_every_run());
   if (reduces) begin(/*sends_buffers=*/is_last);
   group_.impl().at("forward and backward");
   try {
-    if (sums_) {
-      sums_->run(body, {.reduces = reduces, .is_last = is_last, .on_sent = is_last ? on_sent : nullptr});
+    if (sums()) {
+      sums()->run(
+          body, {.reduces = reduces, .is_last = is_last, .on_sent = is_last ? on_sent : nullptr, .backward = backward});
     } else if (const at::Tensor loss = body(0); loss.defined()) {
-      loss.backward();
+      backward(loss);
     }
   } catch (...) {
     if (group_.impl().is_capturing()) throw;  // the device has run nothing, and the other ranks wait for nothing
-    if (reduces) sums_->throw_if_broken();    // names the bucket whose failure made backward throw
+    if (reduces) sums()->throw_if_broken();   // names the bucket whose failure made backward throw
     // The other ranks wait in a collective inside the model, which this rank cannot complete.
     if (has_collectives_) group_.leave(std::string(status_from_current_exception().message()));
     if (reduces && !has_collectives_) release_other_ranks();
@@ -43,19 +51,19 @@ void RankReduction::run(const DeviceReplicator::Body& body, bool is_last, const 
 /// Prepares a step with reduction; every rank calls it before the body.
 void RankReduction::begin(bool sends_buffers) {
   has_begun_ = is_used_ = true;
-  sums_->begin();
+  sums()->begin();
   if (sends_buffers) synchronize_buffers();
-  sums_->arrange();
+  sums()->arrange();
 }
 
 void RankReduction::complete(bool contribute, bool records_order) {
   has_begun_ = false;
-  sums_->complete(contribute, records_order);
+  sums()->complete(contribute, records_order);
 }
 
 /// Sends what the other ranks wait for after a failure here. Ignores errors: the caller reports the first one.
 void RankReduction::release_other_ranks() {
-  if (sums_->is_complete()) return;
+  if (sums()->is_complete()) return;
   try {
     complete(/*contribute=*/false);
   } catch (const std::exception&) {  // the process group is unusable now
@@ -63,28 +71,28 @@ void RankReduction::release_other_ranks() {
 }
 
 void RankReduction::reduce() {
-  if (!sums_) return;
+  if (!sums()) return;
   begin(/*sends_buffers=*/true);
   complete(/*contribute=*/true, /*records_order=*/false);
 }
 
 void RankReduction::skip() {
-  if (!sums_) return;
+  if (!sums()) return;
   if (!has_begun_) begin(/*sends_buffers=*/true);
   complete(/*contribute=*/false);
 }
 
 void RankReduction::abandon() {
-  if (sums_) sums_->abandon(/*reduced=*/std::exchange(is_used_, false));
+  if (sums()) sums()->abandon(/*reduced=*/std::exchange(is_used_, false));
   has_begun_ = false;
 }
 
 void RankReduction::rearrange() {
-  if (sums_) sums_->rearrange();
+  if (sums()) sums()->rearrange();
 }
 
 void RankReduction::forget_sent() {
-  if (sums_) sums_->forget_sent();
+  if (sums()) sums()->forget_sent();
 }
 
 }  // namespace trainkit::detail

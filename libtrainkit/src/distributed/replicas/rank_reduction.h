@@ -15,10 +15,12 @@ namespace trainkit::detail {
 /// Sums gradients over the ranks during backward. Every rank makes the same calls.
 class GradientSums {
  public:
+  using Backward = std::function<void(const at::Tensor& loss)>;
   struct Run {
     bool reduces;  // the gradients of this run and of those before
     bool is_last;  // of a step
     ReplicaStrategy::OnSent on_sent;
+    Backward backward;
   };
   virtual ~GradientSums() = default;
 
@@ -52,12 +54,19 @@ class RankReduction {
 
   /// Binds the model's layers that use collectives to `group`.
   void bind(torch::nn::Module& model, ReplicaGroup& group);
-  /// Null: nothing is reduced. Releases the sums before, with their memory.
-  void use(std::unique_ptr<GradientSums> sums) { sums_ = std::move(sums); }
+  /// Sets what reduces the phase; null: nothing is reduced. Releases the sums before, with their memory.
+  void use(std::unique_ptr<GradientSums> sums) { of_phases_[phase_] = {.sums = std::move(sums), .is_set = true}; }
+  /// Goes to another phase. Returns whether use() was called for it.
+  bool begin_phase(size_t phase);
+  /// Releases the sums of all phases; none is set then.
+  void release() {
+    for (OfPhase& one : of_phases_) one = {};
+  }
 
   void begin_step() { is_used_ = false; }
   /// Runs forward and backward; `is_last` run of a step reduces. If the body throws, the other ranks get zeros.
-  void run(const DeviceReplicator::Body& body, bool is_last, const ReplicaStrategy::OnSent& on_sent);
+  void run(const DeviceReplicator::Body& body, bool is_last, const ReplicaStrategy::OnSent& on_sent,
+           const GradientSums::Backward& backward);
   /// See GraphRanks.
   void reduce();
   /// See ReplicaStrategy::skip_reduction and abandon_step.
@@ -75,7 +84,14 @@ class RankReduction {
   ProcessGroup& group_;
   std::vector<at::Tensor> buffers_;
   bool has_collectives_ = false;  // the model contains collectives (SyncBatchNorm)
-  std::unique_ptr<GradientSums> sums_;
+  struct OfPhase {
+    std::unique_ptr<GradientSums> sums = nullptr;
+    bool is_set = false;
+  };
+  GradientSums* sums() const { return of_phases_[phase_].sums.get(); }
+
+  std::vector<OfPhase> of_phases_ = std::vector<OfPhase>(1);
+  size_t phase_ = 0;
   bool is_used_ = false;    // in this step
   bool has_begun_ = false;  // and not ended, in this step
 };

@@ -177,11 +177,11 @@ void ReducerBuckets::run(const DeviceReplicator::Body& body, const Run& run) {
   const at::Tensor loss = body(0);
   if (!loss.defined() && run.reduces) return complete(/*contribute=*/true, /*records_order=*/true);
   if (!loss.defined()) return;
-  if (!run.reduces) return loss.backward();
+  if (!run.reduces) return run.backward(loss);
   reducer_->prepare_for_backward(find_unused ? std::vector<at::Tensor>{loss} : std::vector<at::Tensor>{});
   sent_->started = std::chrono::steady_clock::now();
   sent_->last = sent_->started;
-  loss.backward();
+  run.backward(loss);
   time_.add_since(sent_->last);
   TORCH_CHECK_VALUE(sent_->works.size() == reducer_->get_grad_buckets(/*return_zero_tensors=*/false).size(),
                     "the loss did not reach ", parameters_without_gradient(trained_),

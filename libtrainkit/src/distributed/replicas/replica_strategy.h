@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/base/time_sum.h"
+#include "distributed/replicas/replica_phases.h"
 #include "trainkit/distributed/device_replicator.h"
 
 namespace trainkit::detail {
@@ -44,6 +45,9 @@ class ReplicaStrategy : public DeviceReplicator {
   /// find_unused_parameters.
   virtual bool needs_all_gradients() const { return false; }
 
+  /// Phases of a step, of the players of a TrainStep.
+  ReplicaPhases& phases() { return phases_; }
+
   // ---- Sharding.
 
   /// Divides the trained parameters at the first call, before the first run(). Every rank calls it. `is_whole` selects
@@ -69,6 +73,7 @@ class ReplicaStrategy : public DeviceReplicator {
 
  protected:
   TimeSum reduce_time_;
+  ReplicaPhases phases_;
 };
 
 /// The only way from a replicator to the functions above.

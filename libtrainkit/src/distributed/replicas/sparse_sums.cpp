@@ -54,9 +54,9 @@ void SparseSums::arrange() {
 void SparseSums::run(const DeviceReplicator::Body& body, const Run& run) {
   // The rows follow the last bucket, so this rank votes after them.
   if (dense_) {
-    dense_->run(body, {.reduces = run.reduces, .is_last = run.is_last, .on_sent = nullptr});
+    dense_->run(body, {.reduces = run.reduces, .is_last = run.is_last, .on_sent = nullptr, .backward = run.backward});
   } else if (const at::Tensor loss = body(0); loss.defined()) {
-    loss.backward();
+    run.backward(loss);
   }
   if (!run.reduces) return;
   if (dense_) dense_->throw_if_broken();

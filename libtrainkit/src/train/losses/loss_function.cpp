@@ -1,5 +1,6 @@
 #include <atomic>
 
+#include "train/losses/shared_scope.h"
 #include "trainkit/train/loss.h"
 
 namespace trainkit {
@@ -16,4 +17,18 @@ std::vector<const LossFunction*> LossFunction::for_replicas(int64_t count) const
   return functions;
 }
 
+namespace detail {
+namespace {
+thread_local const Shared* shared_now = nullptr;
+}  // namespace
+
+SharedScope::SharedScope(const Shared* shared) : before_(std::exchange(shared_now, shared)) {}
+SharedScope::~SharedScope() { shared_now = before_; }
+
+const Shared& current_shared() {
+  static const Shared kNone;
+  return shared_now ? *shared_now : kNone;
+}
+
+}  // namespace detail
 }  // namespace trainkit

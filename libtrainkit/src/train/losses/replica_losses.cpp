@@ -12,6 +12,7 @@
 #include "train/losses/counted_rows.h"
 #include "train/losses/loss_weights.h"
 #include "train/losses/nonfinite.h"
+#include "train/losses/shared_scope.h"
 #include "train/losses/user_mistakes.h"
 #include "train/losses/with_precision.h"
 
@@ -121,6 +122,7 @@ Batch ReplicaLosses::shard_of(const Batch& batch, int64_t replica) {
 
 ReplicaResult ReplicaLosses::run(int64_t replica, const Batch& shard, const LossFunction& loss, const Part& part) {
   ReplicaResult result;
+  const SharedScope shared(part.shared ? &(*part.shared)[static_cast<size_t>(replica)] : nullptr);
   try {
     if (shard.size() > 0) {
       result.output = with_precision(devices_, replica, precision_,
@@ -141,6 +143,20 @@ ReplicaResult ReplicaLosses::run(int64_t replica, const Batch& shard, const Loss
     if (result.nonfinite.empty()) result.nonfinite = "the loss is not finite";
   }
   return result;
+}
+
+std::vector<Shared> ReplicaLosses::share(const Batch& batch, const SharedFunction& function) {
+  std::vector<Shared> shared(static_cast<size_t>(devices_.replicas()));
+  const auto forward = [&](int64_t replica) {
+    const Batch shard = shard_of(batch, replica);
+    if (shard.size() > 0) {
+      shared[static_cast<size_t>(replica)] = with_precision(
+          devices_, replica, precision_, [&] { return function(*devices_.module(replica), counted_rows(shard)); });
+    }
+    return at::Tensor();  // no backward follows
+  };
+  devices_.run(forward, /*reduce_gradients=*/false);
+  return shared;
 }
 
 Batch uncounted_row(const Batch& batch, at::Device device) {

@@ -14,6 +14,7 @@
 #include "trainkit/amp/grad_scaler.h"
 #include "trainkit/data/batch.h"
 #include "trainkit/train/loss.h"
+#include "trainkit/train/player.h"
 #include "trainkit/train/step_options.h"
 
 namespace trainkit::detail {
@@ -38,6 +39,7 @@ class ReplicaLosses {
     const LossFunction& loss;
     int64_t split;
     int64_t step;
+    const std::vector<Shared>* shared = nullptr;  // by replica
   };
 
   ReplicaLosses(ReplicaStrategy& devices, const TrainStepOptions& options, LossWeights& weights, GradScaler& scaler);
@@ -49,6 +51,8 @@ class ReplicaLosses {
   /// Returns the loss of the replica's rows, scaled by their share and by the GradScaler, for its backward. Undefined
   /// if nothing follows: no rows, or none that counts. Sets the replica's result.
   at::Tensor scaled_loss(int64_t replica, const Part& part);
+  /// Computes the shared tensors of players for each replica's rows, with gradients.
+  std::vector<Shared> share(const Batch& batch, const SharedFunction& function);
   /// By replica, of the last micro-batch.
   const std::vector<ReplicaResult>& results() const { return results_; }
   /// Releases the outputs.

@@ -34,10 +34,11 @@ void StepBatches::keep(const Batch& batch, size_t place) {
   kept.batch = batch.with_tensors(std::move(copies));
 }
 
-void StepBatches::add(const LossFunction* borrowed, LossFunction own) {
+void StepBatches::add(const LossFunction* borrowed, LossFunction own, const std::vector<Shared>* shared) {
   KeptBatch& kept = at(count_++);
   kept.borrowed_loss = borrowed;
   kept.own_loss = std::move(own);
+  kept.shared = shared;
 }
 
 void StepBatches::set_split(int64_t split) {
@@ -73,6 +74,7 @@ void StepBatches::clear() {
     kept.batch = Batch();
     kept.borrowed_loss = nullptr;
     kept.own_loss = nullptr;
+    kept.shared = nullptr;
   }
   count_ = begun_ = 0;
 }

@@ -18,6 +18,7 @@ struct KeptBatch {
   Batch batch;
   const LossFunction* borrowed_loss = nullptr;  // the caller's, or
   LossFunction own_loss = nullptr;
+  const std::vector<Shared>* shared = nullptr;         // by replica, of the step's players; outlives the step
   std::array<std::vector<at::Tensor>, 2> memory = {};  // reused between steps; on the host, double-buffered
 
   const LossFunction& loss() const { return borrowed_loss ? *borrowed_loss : own_loss; }
@@ -35,8 +36,10 @@ class StepBatches {
   /// copy from them asynchronously. Nothing changes if memory runs out.
   /// @param place 0 or 1: copies on the host that devices no longer read, see StepsInFlight
   void keep(const Batch& batch, size_t place);
-  /// Sets the loss function of the batch that keep() kept, and counts the batch.
-  void add(const LossFunction* borrowed, LossFunction own);
+  /// Sets the loss function and shared tensors of the batch that keep() kept, and counts the batch.
+  void add(const LossFunction* borrowed, LossFunction own, const std::vector<Shared>* shared = nullptr);
+  /// Whether its parts can be smaller: shared tensors are those of whole batches.
+  bool can_split() const { return count_ == 0 || !kept_.front().shared; }
 
   int64_t count() const { return count_; }
   /// Whether no step has kept a batch yet.

@@ -56,6 +56,17 @@ void StepGradients::list_parameters() {
   zeroed_.assign(own_.size(), {nullptr, 0});
 }
 
+void StepGradients::follow_step(int64_t done) const {
+  for (const ParamGroup& group : optimizer_.param_groups()) {
+    if (group.trainable_from == 0) continue;
+    TORCH_CHECK_VALUE(!devices_.shards(), "ParamGroup::trainable_from cannot be used with sharding");
+    const bool trained = done >= group.trainable_from;
+    for (const NamedParameter& parameter : group.params) {
+      if (parameter.tensor.requires_grad() != trained) parameter.tensor.set_requires_grad(trained);
+    }
+  }
+}
+
 void StepGradients::begin() {
   if (count_parameters() != count_ || devices_.trained_version() != trained_version_) list_parameters();
   const at::NoGradGuard no_grad;

@@ -30,6 +30,8 @@ class StepGradients {
   StepGradients(const StepGradients&) = delete;
   StepGradients& operator=(const StepGradients&) = delete;
 
+  /// Freezes or thaws the groups with ParamGroup::trainable_from before step `done` + 1, on the first replica.
+  void follow_step(int64_t done) const;
   /// Drops the gradients that others have left in the step's parameters, before its first forward.
   void begin();
   /// Follows the release of the step's gradients.

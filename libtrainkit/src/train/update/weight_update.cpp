@@ -24,26 +24,27 @@
 namespace trainkit::detail {
 namespace {
 
-GradScalerOptions scaler_options(const TrainStepOptions& options) {
-  GradScalerOptions scaler = options.scaler;
-  scaler.enabled = options.precision == Precision::kFp16;
-  return scaler;
-}
-
 /// Returns 1 if the norm is not finite, else 0, as float32: 0 times it is NaN or 0.
 at::Tensor found_inf_of(const at::Tensor& norm) { return norm.mul(0).nan_to_num_(/*nan=*/1).to(at::kFloat); }
 
 }  // namespace
 
+GradScaler make_scaler(const TrainStepOptions& options) {
+  GradScalerOptions scaler = options.scaler;
+  scaler.enabled = options.precision == Precision::kFp16;
+  return GradScaler(scaler);
+}
+
 WeightUpdate::WeightUpdate(ReplicaStrategy& devices, Optimizer& optimizer, const TrainStepOptions& options,
-                           LRScheduler* scheduler, MemoryRecovery& memory)
+                           LRScheduler* scheduler, MemoryRecovery& memory, GradScaler* scaler)
     : devices_(devices),
       scheduler_(scheduler),
       memory_(memory),
       grad_clip_(options.grad_clip),
       to_none_(options.zero_grad_set_to_none),
       skips_nonfinite_(options.skip_nonfinite),
-      scaler_(scaler_options(options)),
+      own_scaler_(make_scaler(options)),
+      scaler_(scaler ? *scaler : own_scaler_),
       copies_(devices, optimizer, options.ema_decay, memory) {}
 
 void WeightUpdate::run(const Agreement& agreement, const LossWeights& weights, MetricSums& sums,
@@ -68,7 +69,11 @@ void WeightUpdate::update(const Agreement& agreement, const LossWeights& weights
   if (devices_.shards()) devices_.gather_weights();  // begun by the optimizers
   copies_.update_averages(found_inf);
   if (scaler_.enabled()) count_skips(found_inf.front(), sums, snapshot);
-  memory_.run([&] { scaler_.update(); });
+  if (&scaler_ == &own_scaler_) {
+    memory_.run([&] { scaler_.update(); });
+  } else {
+    has_used_scaler_ = true;
+  }
   if (scheduler_) memory_.run([&] { scheduler_->step(); });
 }
 
@@ -77,6 +82,7 @@ std::vector<at::Tensor> WeightUpdate::update_optimizers(const Agreement& agreeme
   const std::vector<Optimizer*>& optimizers = copies_.all();
   const at::Tensor blocked = agreement.on_devices().blocked;
   if (scaler_.enabled()) memory_.run([&] { scaler_.unscale_({optimizers.begin(), optimizers.end()}); });
+  read_gradients();
   if (grad_clip_ > 0) {
     memory_.run([&] { sums.metrics().grad_norm = clip_grad_norms_(optimizers, grad_clip_).front(); });
   }
@@ -103,6 +109,7 @@ std::vector<at::Tensor> WeightUpdate::update_unless_nonfinite(const Agreement& a
   const std::vector<Optimizer*>& optimizers = copies_.all();
   const at::Tensor stopped = agreement.on_devices().blocked;
   std::vector<at::Tensor> norms, blocked(optimizers.size());
+  read_gradients();
   memory_.run([&] { norms = clip_grad_norms_(optimizers, grad_clip_); });
   at::Tensor found_inf;  // of the first copy
   for (size_t i = 0; i < optimizers.size(); ++i) {
@@ -117,6 +124,11 @@ std::vector<at::Tensor> WeightUpdate::update_unless_nonfinite(const Agreement& a
   if (grad_clip_ > 0) sums.metrics().grad_norm = norms.front();
   count_skips(found_inf, sums, snapshot);
   return blocked;
+}
+
+/// Lets the caller read the gradients. Autograd may be used in it.
+void WeightUpdate::read_gradients() {
+  if (on_gradients_) on_gradients_();
 }
 
 /// Leaves weights, optimizer state, scale and schedule as they are in a step in which nothing counts.
