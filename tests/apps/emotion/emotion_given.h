@@ -24,7 +24,7 @@ struct Given {
     for (std::string& flag : flags) argv.push_back(flag.data());
     REQUIRE(parser.parse(static_cast<int>(argv.size()), argv.data()).ok());
   }
-  Session open() const { return Session::open(run, options).value(); }
+  emotion::Session open() const { return emotion::Session::open(run, options).value(); }
 
   RunOptions run;
   EmotionOptions options;

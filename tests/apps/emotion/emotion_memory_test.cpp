@@ -15,7 +15,7 @@ using namespace trainkit::test;
 
 namespace {
 
-StepRecipe recipe_of(const Session& session) {
+StepRecipe recipe_of(const emotion::Session& session) {
   StepRecipe recipe = session.recipe();
   recipe.make_optimizer = [] { return std::make_unique<AdamW>(AdamWOptions{}); };
   return recipe;
@@ -36,7 +36,7 @@ TEST_CASE(
   const std::vector<int64_t> sizes = is_full() ? std::vector<int64_t>{7, 22, 33} : std::vector<int64_t>{22};
   for (const auto& model : models) {
     const Given given(place, model);
-    const Session session = given.open();
+    const emotion::Session session = given.open();
     StepRecipe recipe = recipe_of(session);
     for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
       recipe.step.precision = precision;
@@ -60,7 +60,7 @@ TEST_CASE("Each suggestion of the ladder takes less memory: a smaller model, few
           "[apps][emotion][memory]") {
   const EmotionPlace place;
   const Given given(place, {"--model_size", "huge", "--image_size", "64", "--frames", "4"});
-  const Session session = given.open();
+  const emotion::Session session = given.open();
   const StepRecipe recipe = recipe_of(session);
   const auto peak = [](const StepRecipe& some) { return record_step_memory(some, 6, 1).value().peak().total(); };
   const int64_t own = peak(recipe);

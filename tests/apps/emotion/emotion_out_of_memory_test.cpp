@@ -13,7 +13,7 @@ using namespace trainkit::test;
 namespace {
 
 /// Training batches in order.
-std::vector<Batch> batches_of(const Session& session, int64_t rows, int64_t count) {
+std::vector<Batch> batches_of(const emotion::Session& session, int64_t rows, int64_t count) {
   std::vector<Batch> batches;
   const auto loader =
       Prefetcher::create(session.train_rows(), SequentialSampler(session.train_rows()->size()), {.batch_size = rows})
@@ -34,7 +34,7 @@ TEST_CASE("Out of memory halves the micro-batch, and the step has the bits of on
   const EmotionPlace place;
   BudgetAllocator& memory = BudgetAllocator::instance();
   const Given given(place, {"--model_size", "complex"});
-  const Session session = given.open();
+  const emotion::Session session = given.open();
   const std::vector<Batch> batches = batches_of(session, 6, 3);
   const LossFunction loss = session.task()->training_loss();
   // The second step runs out of memory after this number of allocations (-1: never), or is split from the start.

@@ -68,7 +68,7 @@ TEST_CASE("The ladder for a scene suggests a smaller model or smaller patches if
     REQUIRE(parser.parse(static_cast<int>(argv.size()), argv.data()).ok());
     run.dry_run = true;
     const Placement placement;
-    const Session session = Session::open(parser, run, options, placement).value();
+    const hsi::Session session = hsi::Session::open(parser, run, options, placement).value();
     StepRecipe recipe = session.recipe(session.split(run).value().train);
     recipe.make_optimizer = [] { return std::make_unique<AdamW>(AdamWOptions{}); };
     const auto peak = [](const StepRecipe& some) { return record_step_memory(some, 12, 1).value().peak(); };

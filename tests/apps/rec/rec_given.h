@@ -26,7 +26,7 @@ struct RecGiven {
     run.batch_size.value = run.batch_size.value.value_or(32);
     placement.batch.batch_size = *run.batch_size.value;
   }
-  Session open() { return Session::open(run, options).value(); }
+  rec::Session open() { return rec::Session::open(run, options).value(); }
 
   ConfigParser parser;
   RunOptions run;

@@ -18,7 +18,7 @@ using namespace trainkit::test;
 
 namespace {
 
-StepRecipe recipe_of(const RecGiven& settings, const Session& session) {
+StepRecipe recipe_of(const RecGiven& settings, const rec::Session& session) {
   StepRecipe recipe =
       session.recipe(settings.placement, session.feed(Part::kTrain, settings.run, settings.placement).value());
   recipe.make_optimizer = [] { return std::make_unique<AdamW>(AdamWOptions{}); };
@@ -42,7 +42,7 @@ TEST_CASE(
                                                {"--lora_rank", "4"},
                                                {"--use_cache", "--negatives", "in_batch"}}) {
     RecGiven settings(planned(mode));
-    const Session session = settings.open();
+    const rec::Session session = settings.open();
     StepRecipe recipe = recipe_of(settings, session), whole = recipe;
     whole.fill_caches = nullptr;  // GPT-2 processes all texts in the first step
     for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
@@ -62,7 +62,7 @@ TEST_CASE(
 TEST_CASE("GPT-2's cached output has class cache: a vector of its width per text", "[apps][rec][memory]") {
   for (const bool cached : {true, false}) {
     RecGiven settings(planned({cached ? "--use_cache" : "--no-use_cache"}));
-    const Session session = settings.open();
+    const rec::Session session = settings.open();
     const int64_t texts = session.interactions().num_users() + session.interactions().num_items();
     const MemoryBytes standing = record_step_memory(recipe_of(settings, session), 8, 1).value().live();
     const int64_t tokens = texts * settings.options.sizes.n_positions * 2 * 8;  // ids and mask, while they are in use
@@ -72,7 +72,7 @@ TEST_CASE("GPT-2's cached output has class cache: a vector of its width per text
 
 TEST_CASE("A GPU plan includes the gradients of BPR-MF as dense tensors", "[apps][rec][memory]") {
   RecGiven settings(planned({"--model", "bpr_mf"}));
-  const Session session = settings.open();
+  const rec::Session session = settings.open();
   StepRecipe recipe = recipe_of(settings, session);
   recipe.for_gpu = true;
   const MemoryBytes peak = record_step_memory(recipe, 8, 1).value().peak();
@@ -82,7 +82,7 @@ TEST_CASE("A GPU plan includes the gradients of BPR-MF as dense tensors", "[apps
 TEST_CASE("The ladder has the guides' suggestions in order, each with its memory", "[apps][rec][memory]") {
   RecGiven settings(planned(
       {"--use_cache", "--max_tokens", "4", "--plan_devices", "2", "--batch_size", "64", "--gpu_memory", "1GiB"}));
-  const Session session = settings.open();
+  const rec::Session session = settings.open();
   const MemoryPlan memory =
       plan_memory(settings.parser, settings.run, MachineInfo{}, recipe_of(settings, session), settings.placement)
           .value();
@@ -132,7 +132,7 @@ TEST_CASE("A session holds no rows of the file and no times after the split", "[
     return static_cast<int64_t>(info.uordblks + info.hblkhd);
   };
   const int64_t before = held();
-  const Session session = RecGiven({"--data_dir", dir / "events.inter", "--model", "bpr_mf"}).open();
+  const rec::Session session = RecGiven({"--data_dir", dir / "events.inter", "--model", "bpr_mf"}).open();
   CHECK(session.interactions().size() == kUsers * kEventsEach);
   CHECK(held() - before < 28 * kUsers * kEventsEach);  // with the rows 32 bytes more for each event, with times 16
 }

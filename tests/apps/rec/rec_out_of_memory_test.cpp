@@ -18,7 +18,7 @@ TEST_CASE("Out of memory at one row per micro-batch drops the cache, and the los
   RecGiven settings(planned({"--use_cache", "--max_tokens", "6"}));
   settings.options.sizes.n_embd = 256;  // a cache of 2 MB next to 3 texts in a step
   settings.options.sizes.n_layer = 1;
-  const Session session = settings.open();
+  const rec::Session session = settings.open();
   const auto triplets = session.triplets(Part::kTrain).value();
   const LossFunction loss = session.loss({.triplets = triplets}, {at::kCPU});
   std::vector<Batch> rows;

@@ -15,8 +15,8 @@ using namespace trainkit::test;
 namespace {
 
 /// A folder with one table.
-struct Events {
-  explicit Events(const std::string& text, const std::string& name = "events.csv") : path(dir / name) {
+struct EventsFile {
+  explicit EventsFile(const std::string& text, const std::string& name = "events.csv") : path(dir / name) {
     std::ofstream(path, std::ios::binary) << text;
   }
   absl::StatusOr<Ratings> read(const TableColumns& table = {}) const { return read_ratings(path, {.table = table}); }
@@ -75,34 +75,34 @@ std::vector<std::vector<std::string>> write_parts(const RecPlace& place) {
 TEST_CASE("Tables are read with usual, named and numbered columns, with and without a header", "[apps][rec][tables]") {
   const std::string expected = "a x 5 100; b y 3 200; a y 1 300";
   const std::string rows = "a,x,5,100\nb,y,3,200\na,y,1,300";
-  CHECK(rows_of(must(Events(rows + "\n").read())) == expected);
-  CHECK(rows_of(must(Events(rows).read())) == expected);  // no line end after the last row
-  CHECK(rows_of(must(Events("userId,movieId,rating,timestamp\n" + rows).read())) == expected);
-  CHECK(rows_of(
-            must(Events("\xef\xbb\xbfuser_id:token,item_id:token,rating:float,timestamp:float\r\n" + rows + "\r\n\r\n")
-                     .read())) == expected);
-  CHECK(rows_of(must(Events("when\tsku\tstars\tcustomer\n100\tx\t5\ta\n200\ty\t3\tb\n300\ty\t1\ta\n", "events.tsv")
+  CHECK(rows_of(must(EventsFile(rows + "\n").read())) == expected);
+  CHECK(rows_of(must(EventsFile(rows).read())) == expected);  // no line end after the last row
+  CHECK(rows_of(must(EventsFile("userId,movieId,rating,timestamp\n" + rows).read())) == expected);
+  CHECK(rows_of(must(
+            EventsFile("\xef\xbb\xbfuser_id:token,item_id:token,rating:float,timestamp:float\r\n" + rows + "\r\n\r\n")
+                .read())) == expected);
+  CHECK(rows_of(must(EventsFile("when\tsku\tstars\tcustomer\n100\tx\t5\ta\n200\ty\t3\tb\n300\ty\t1\ta\n", "events.tsv")
                          .read({.user = "customer", .item = "sku", .time = "when"}))) == expected);
-  CHECK(rows_of(must(Events("100;x;5;a\n200;y;3;b\n300;y;1;a\n", "events.txt")
+  CHECK(rows_of(must(EventsFile("100;x;5;a\n200;y;3;b\n300;y;1;a\n", "events.txt")
                          .read({.user = "4", .item = "2", .rating = "3", .time = "1", .delimiter = ';'}))) == expected);
-  CHECK(rows_of(must(Events("who,what,5,100\n" + rows).read({.user = "1", .item = "2", .header = "yes"}))) ==
+  CHECK(rows_of(must(EventsFile("who,what,5,100\n" + rows).read({.user = "1", .item = "2", .header = "yes"}))) ==
         "a x 1 0; b y 1 0; a y 1 0");
 }
 
 TEST_CASE("Pairs without ratings or times are implicit feedback", "[apps][rec][tables]") {
-  const Ratings pairs = must(Events("a,x\nb,y\na,y\n").read());
+  const Ratings pairs = must(EventsFile("a,x\nb,y\na,y\n").read());
   CHECK(rows_of(pairs) == "a x 1 0; b y 1 0; a y 1 0");
   CHECK_FALSE(pairs.has_values);
   CHECK_FALSE(pairs.has_times);
   CHECK(pairs.format == "table");
-  const Ratings timed = must(Events("a,x,100\nb,y,200\n").read({.rating = "none", .time = "3"}));
+  const Ratings timed = must(EventsFile("a,x,100\nb,y,200\n").read({.rating = "none", .time = "3"}));
   CHECK(rows_of(timed) == "a x 1 100; b y 1 200");
   CHECK_FALSE(timed.has_values);
   CHECK(timed.has_times);
 }
 
 TEST_CASE("Quoted fields may contain the separator and quotes", "[apps][rec][tables]") {
-  const Ratings ratings = must(Events("user,item\n\"Doe, J.\",\"6\"\" pipe\"\nb,\"\"\"x\"\"\"\nb,z\n").read());
+  const Ratings ratings = must(EventsFile("user,item\n\"Doe, J.\",\"6\"\" pipe\"\nb,\"\"\"x\"\"\"\nb,z\n").read());
   CHECK(ratings.users[0].id == "Doe, J.");
   CHECK(ratings.items[0].id == "6\" pipe");
   CHECK(ratings.items[1].id == "\"x\"");
@@ -110,18 +110,18 @@ TEST_CASE("Quoted fields may contain the separator and quotes", "[apps][rec][tab
 
 TEST_CASE("Tables may be JSON lines, and packed", "[apps][rec][tables]") {
   const std::string expected = "a x 5 100; b y 3 200";
-  CHECK(rows_of(must(Events("{\"userId\": \"a\", \"item\": \"x\", \"rating\": 5, \"ts\": 100, \"note\": null}\n"
-                            "{\"userId\": \"b\", \"item\": \"y\", \"rating\": 3, \"ts\": 200}\n",
-                            "events.jsonl")
+  CHECK(rows_of(must(EventsFile("{\"userId\": \"a\", \"item\": \"x\", \"rating\": 5, \"ts\": 100, \"note\": null}\n"
+                                "{\"userId\": \"b\", \"item\": \"y\", \"rating\": 3, \"ts\": 200}\n",
+                                "events.jsonl")
                          .read())) == expected);
-  const Events plain("user,item,rating,time\na,x,5,100\nb,y,3,200\n");
+  const EventsFile plain("user,item,rating,time\na,x,5,100\nb,y,3,200\n");
   REQUIRE(std::system(("gzip " + plain.path).c_str()) == 0);
   CHECK(rows_of(must(read_ratings(plain.path + ".gz"))) == expected);
   CHECK(rows_of(must(read_ratings(plain.dir.path().string()))) == expected);
 }
 
 TEST_CASE("The table of a folder is found: the only one, or ratings.csv", "[apps][rec][tables]") {
-  const Events table("a,x\nb,y\na,y\n");
+  const EventsFile table("a,x\nb,y\na,y\n");
   CHECK(must(read_ratings(table.dir.path().string())).path.ends_with("events.csv"));
   std::ofstream(table.dir / "movies.csv") << "movieId,title\n";
   const auto several = read_ratings(table.dir.path().string());
@@ -135,24 +135,27 @@ TEST_CASE("The table of a folder is found: the only one, or ratings.csv", "[apps
 }
 
 TEST_CASE("Every bad line of a table is reported with its number and the problem", "[apps][rec][tables]") {
-  CHECK_THAT(Events("a,x,5\nb,y\n").error(),
+  CHECK_THAT(EventsFile("a,x,5\nb,y\n").error(),
              Catch::Contains("events.csv:2: 2 fields") && Catch::Contains("see --csv_delimiter"));
-  CHECK_THAT(Events("a,x,5\nb,,3\n").error(), Catch::Contains("events.csv:2: item: empty"));
-  CHECK_THAT(Events("a,x,5\nb,y,good\n").error(), Catch::Contains("events.csv:2: rating: not a number (got 'good'"));
-  CHECK_THAT(Events("a,x,5,1\nb,y,3,monday\n").error(), Catch::Contains("events.csv:2: timestamp: not a time"));
-  CHECK_THAT(Events("a,\"x\nb,y\n").error(), Catch::Contains("events.csv:1: a quote that is never closed"));
-  CHECK_THAT(Events("a,\"x\"y\nb,y\n").error(), Catch::Contains("events.csv:1: text after a closing quote"));
-  CHECK_THAT(Events("a\nb\n").error(), Catch::Contains("item: too few columns"));
-  CHECK_THAT(Events("a,x\nb,y\na,y\n").error({.user = "3"}),
+  CHECK_THAT(EventsFile("a,x,5\nb,,3\n").error(), Catch::Contains("events.csv:2: item: empty"));
+  CHECK_THAT(EventsFile("a,x,5\nb,y,good\n").error(),
+             Catch::Contains("events.csv:2: rating: not a number (got 'good'"));
+  CHECK_THAT(EventsFile("a,x,5,1\nb,y,3,monday\n").error(), Catch::Contains("events.csv:2: timestamp: not a time"));
+  CHECK_THAT(EventsFile("a,\"x\nb,y\n").error(), Catch::Contains("events.csv:1: a quote that is never closed"));
+  CHECK_THAT(EventsFile("a,\"x\"y\nb,y\n").error(), Catch::Contains("events.csv:1: text after a closing quote"));
+  CHECK_THAT(EventsFile("a\nb\n").error(), Catch::Contains("item: too few columns"));
+  CHECK_THAT(EventsFile("a,x\nb,y\na,y\n").error({.user = "3"}),
              Catch::Contains("user: no column 3 (got 'a, x', expected 1 to 2)"));
-  CHECK_THAT(Events("u,i\nb,y\n").error({.user = "user", .item = "i"}),
+  CHECK_THAT(EventsFile("u,i\nb,y\n").error({.user = "user", .item = "i"}),
              Catch::Contains("user: no column user (got 'u, i'"));
-  CHECK_THAT(Events("u,i,n\nb,y,1\n").error({.header = "yes"}), Catch::Contains("user: no column with a usual name"));
-  CHECK_THAT(Events("user,item\na,\"x\ty\"\n").error(), Catch::Contains("item: an id contains a tab"));
-  CHECK_THAT(Events("user,item\na,\"x\ny\"\n").error(), Catch::Contains("item: an id contains a tab or a line end"));
-  const auto unknown = Events("shopper,thing,amount\na,x,5\n").read();
+  CHECK_THAT(EventsFile("u,i,n\nb,y,1\n").error({.header = "yes"}),
+             Catch::Contains("user: no column with a usual name"));
+  CHECK_THAT(EventsFile("user,item\na,\"x\ty\"\n").error(), Catch::Contains("item: an id contains a tab"));
+  CHECK_THAT(EventsFile("user,item\na,\"x\ny\"\n").error(),
+             Catch::Contains("item: an id contains a tab or a line end"));
+  const auto unknown = EventsFile("shopper,thing,amount\na,x,5\n").read();
   CHECK(error_of(unknown.status())->hint == "name the column with --user_column, or give its number");
-  CHECK_THAT(Events("user,item\na,x\nuser,item\nb,y\n").error(),
+  CHECK_THAT(EventsFile("user,item\na,x\nuser,item\nb,y\n").error(),
              Catch::Contains("events.csv:3: the names of line 1 again"));
 }
 
@@ -160,7 +163,7 @@ TEST_CASE("A first line that cannot be data has the names of the columns; an unc
           "[apps][rec][tables]") {
   const std::string ids = "u0,i19\nu1,i8\nu0,i11\n", names = "ann,heat\nbob,alien\nann,alien\n";
   const auto pairs = [](const std::string& text, const TableColumns& options = {}) {
-    return rows_of(must(Events(text).read(options)));
+    return rows_of(must(EventsFile(text).read(options)));
   };
   const std::string expected = "u0 i19 1 0; u1 i8 1 0; u0 i11 1 0";
   CHECK(pairs("viewer,film\n" + ids) == expected);
@@ -168,9 +171,9 @@ TEST_CASE("A first line that cannot be data has the names of the columns; an unc
   CHECK(pairs("movieId,viewer\ni19,u0\ni8,u1\ni11,u0\n") == expected);
   CHECK(pairs("col1,col2\n1,10\n2,20\n1,30\n") == "1 10 1 0; 2 20 1 0; 1 30 1 0");
   CHECK(pairs("viewer,film\n" + names, {.header = "yes"}) == "ann heat 1 0; bob alien 1 0; ann alien 1 0");
-  CHECK(must(Events("viewer,film\n" + ids).read()).notes.at(0).find("users are 'viewer', items are 'film'") !=
+  CHECK(must(EventsFile("viewer,film\n" + ids).read()).notes.at(0).find("users are 'viewer', items are 'film'") !=
         std::string::npos);
-  CHECK(must(Events("user_id,item_id\n" + ids).read()).notes.empty());
+  CHECK(must(EventsFile("user_id,item_id\n" + ids).read()).notes.empty());
   // Data: an id that is in another line, or a number.
   CHECK(pairs(ids) == expected);
   CHECK(pairs(names) == "ann heat 1 0; bob alien 1 0; ann alien 1 0");
@@ -179,13 +182,14 @@ TEST_CASE("A first line that cannot be data has the names of the columns; an unc
   // Unclear.
   for (const std::string& text :
        {"viewer,film\n" + names, std::string("ann,x9,4\nb2,x1,5\nc3,x2,3\n"), std::string("0,1,2\na,x,5\nb,y,3\n")}) {
-    const auto refused = Events(text).read();
+    const auto refused = EventsFile(text).read();
     INFO(text);
     CHECK(error_of(refused.status())->problem == "is either the names of the columns or data");
     CHECK(error_of(refused.status())->hint == "--header yes for names, --header no for data");
   }
   // Three columns without usual names.
-  CHECK_THAT(Events("when,viewer,film\n5,u0,i19\n6,u1,i8\n").error(), Catch::Contains("no column with a usual name"));
+  CHECK_THAT(EventsFile("when,viewer,film\n5,u0,i19\n6,u1,i8\n").error(),
+             Catch::Contains("no column with a usual name"));
 }
 
 TEST_CASE("Every form of a time keeps its order", "[apps][rec][tables]") {
@@ -193,7 +197,7 @@ TEST_CASE("Every form of a time keeps its order", "[apps][rec][tables]") {
     for (size_t i = 0; i + 1 < ascending.size(); ++i) {
       INFO(ascending[i] << " before " << ascending[i + 1]);
       const auto ratings =
-          must(Events("user,item,time\na,x," + ascending[i] + "\nb,y," + ascending[i + 1] + "\n").read());
+          must(EventsFile("user,item,time\na,x," + ascending[i] + "\nb,y," + ascending[i + 1] + "\n").read());
       CHECK(ratings.rows[0].time < ratings.rows[1].time);
     }
   };
@@ -205,7 +209,7 @@ TEST_CASE("Every form of a time keeps its order", "[apps][rec][tables]") {
   order({"1969-12-31", "2024-05-01 12:30", "2024-05-01T12:30:00.000001", "2024-05-01T12:30:00.25", "2024-05-01T12:31"});
   order({"2024-05-01T12:30:00+02:00", "2024-05-01T11:30:00.5Z", "2024-05-01 10:30:01-0130", "2024-05-01 13:00:00 UTC"});
   const auto error = [](const std::string& a, const std::string& b) {
-    return Events("user,item,time\na,x," + a + "\nb,y," + b + "\n").error();
+    return EventsFile("user,item,time\na,x," + a + "\nb,y," + b + "\n").error();
   };
   CHECK_THAT(error("1600000000000", "1600000000000000"), Catch::Contains("milliseconds and microseconds are mixed"));
   CHECK_THAT(error("2024-05-01", "1600000000"), Catch::Contains("seconds and dates are mixed (line 2 has 2024-05-01)"));
@@ -224,7 +228,7 @@ TEST_CASE("Ids are texts: numbers that are written differently are different ids
   for (int round = 0; round < 2; ++round) {
     for (const std::string& id : ids) text += id + ",item" + std::to_string(round) + "\n" + "0," + id + "\n";
   }
-  const Ratings ratings = must(Events(text).read());
+  const Ratings ratings = must(EventsFile(text).read());
   REQUIRE(ratings.users.size() == ids.size());
   for (size_t i = 0; i < ratings.rows.size(); i += 2) {
     CHECK(ratings.users[static_cast<size_t>(ratings.rows[i].user)].id == ids[i / 2 % ids.size()]);
@@ -235,7 +239,7 @@ TEST_CASE("Ids are texts: numbers that are written differently are different ids
 TEST_CASE("leave_one_out takes a user's latest event; of equal times, the later line", "[apps][rec][tables]") {
   const auto test_item = [](const std::string& rows) {
     const std::string other = "v,x,1\nv,y,2\nv,z,3\n";
-    const Interactions data = filter_ratings(must(Events("user,item,time\n" + rows + other).read())).value();
+    const Interactions data = filter_ratings(must(EventsFile("user,item,time\n" + rows + other).read())).value();
     const Split split = make_split(data, {.mode = "leave_one_out"}).value();
     const auto at = std::find(split.parts.begin(), split.parts.end(), Part::kTest) - split.parts.begin();
     return data.items[static_cast<size_t>(data.item[static_cast<size_t>(at)])].id;
@@ -246,7 +250,7 @@ TEST_CASE("leave_one_out takes a user's latest event; of equal times, the later 
 }
 
 TEST_CASE("Repeated events are one interaction, and are counted or refused on request", "[apps][rec][tables]") {
-  const Events table("a,x,5,100\nb,y,3,200\na,x,2,400\na,x,4,300\na,y,1,50\n");
+  const EventsFile table("a,x,5,100\nb,y,3,200\na,x,2,400\na,x,4,300\na,y,1,50\n");
   const Ratings ratings = must(table.read());
   const Interactions merged = filter_ratings(ratings).value();
   CHECK(merged.size() == 3);
@@ -255,7 +259,7 @@ TEST_CASE("Repeated events are one interaction, and are counted or refused on re
   const Interactions counted = filter_ratings(ratings, {.count_repeats = true}).value();
   CHECK((counted.count == std::vector<int32_t>{3, 1, 1}));
   CHECK(counted.digest() != merged.digest());
-  // Events below the threshold do not count.
+  // EventsFile below the threshold do not count.
   CHECK((filter_ratings(ratings, {.min_rating = 3, .count_repeats = true})->count == std::vector<int32_t>{2, 1}));
   const auto refused = read_ratings(table.path, {.may_repeat = false});
   CHECK_THAT(error_line(refused.status()),
@@ -269,7 +273,7 @@ TEST_CASE("Repeated events are one interaction, and are counted or refused on re
         text += std::to_string(user) + "," + std::to_string(item + user) + "\n";
     }
   }
-  const Interactions many = filter_ratings(must(Events(text).read()), {.count_repeats = true}).value();
+  const Interactions many = filter_ratings(must(EventsFile(text).read()), {.count_repeats = true}).value();
   const Split split = make_split(many, {}).value();
   int64_t events = 0;
   for (int64_t i = 0; i < many.size(); ++i) {
@@ -283,7 +287,7 @@ TEST_CASE("Repeated events are one interaction, and are counted or refused on re
 
 TEST_CASE("A file for each part gives the split; a missing validation part comes from the training part",
           "[apps][rec][tables]") {
-  const Events train("a,x\na,y\na,z\nb,x\nb,y\nb,w\n", "train.csv"), test("a,w\nb,z\n", "test.csv"),
+  const EventsFile train("a,x\na,y\na,z\nb,x\nb,y\nb,w\n", "train.csv"), test("a,w\nb,z\n", "test.csv"),
       validation("a,v\nb,v\n", "validation.csv");
   const auto split_of = [&](const RatingsOptions& options, Interactions& data) {
     data = filter_ratings(must(read_ratings(train.path, options))).value();
@@ -299,7 +303,7 @@ TEST_CASE("A file for each part gives the split; a missing validation part comes
   CHECK(two.count(Part::kTest) == 2);
   CHECK(two.count(Part::kValidation) == 2);  // one of three of each user
   CHECK(two.protocol == "training and test files, 34% of each user's training part for validation");
-  const Events leaking("a,x\n", "test.csv");
+  const EventsFile leaking("a,x\n", "test.csv");
   const auto both = filter_ratings(must(read_ratings(train.path, {.test = leaking.path})));
   CHECK_THAT(error_line(both.status()), Catch::Contains("user a and item x are in two of the files"));
   const RecPlace place;
@@ -309,12 +313,12 @@ TEST_CASE("A file for each part gives the split; a missing validation part comes
 }
 
 TEST_CASE("Positives are ranked against the negatives of a file", "[apps][rec][tables]") {
-  const Events data("a,x\na,y\nb,x\nb,z\na,p\nb,q\nc,x\nc,v\nc,w\n");
+  const EventsFile data("a,x\na,y\nb,x\nb,z\na,p\nb,q\nc,x\nc,v\nc,w\n");
   const Interactions interactions = filter_ratings(must(data.read())).value();
   Split split{"made up", std::vector<Part>(9, Part::kTrain)};
   split.parts[4] = split.parts[5] = Part::kTest;  // p of a, q of b
   const auto score = [&](const std::string& text) {
-    const Events file(text, "test.negative");
+    const EventsFile file(text, "test.negative");
     return Ranking::create(interactions, split, {.ks = {1, 2}, .negatives_file = file.path});
   };
   // Items in the order of their first line: x y z p q v w. A user's score of item i is i.

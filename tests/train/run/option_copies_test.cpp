@@ -15,6 +15,7 @@ using namespace trainkit::test;
   S X(ema_decay)                     \
   S X(cuda_graph)                    \
   S X(release_memory)                \
+  S X(on_gradients)                  \
   S X(graph_backend)
 #define CHECKPOINT_FIELDS(X, S) \
   X(keep_last) S X(keep_every)  \

@@ -169,7 +169,10 @@ TEST_CASE("A resumed run continues with the loss scale of its checkpoint", "[tra
   SGD optimizer({.lr = 1e-2});
   optimizer.add_param_groups(default_param_groups(*devices->module()));
   const auto parts = [&](GradScaler& scaler) {
-    return RunParts{trainkit::detail::strategy_of(*devices), optimizer, nullptr, scaler, *loader};
+    return RunParts{.devices = trainkit::detail::strategy_of(*devices),
+                    .players = {{.optimizer = optimizer, .scheduler = nullptr}},
+                    .scaler = scaler,
+                    .source = loader.get()};
   };
   GradScaler saved({.init_scale = 8}), resumed;
   RunProgress progress{.step = 3};

@@ -8,11 +8,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "trainkit/core/state_dict.h"
+#include "trainkit/data/batch_source.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/distributed/device_replicator.h"
 #include "trainkit/logging/logger.h"
@@ -22,6 +25,8 @@
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/train/evaluate.h"
 #include "trainkit/train/loss.h"
+#include "trainkit/train/player.h"
+#include "trainkit/train/session.h"
 #include "trainkit/train/train_step.h"
 
 namespace trainkit {
@@ -56,8 +61,8 @@ enum class OnNonfinite {
 };
 
 struct TrainerOptions {
-  /// Limits of one call of fit; 0 means unlimited. At least one of the first two is required. A step is an optimizer
-  /// step.
+  /// Limits of one call of fit; 0 means unlimited. At least one of the first two is required for a source with epochs;
+  /// max_epochs needs one. A step is an optimizer step.
   int64_t max_epochs = 0;
   int64_t max_steps = 0;
   std::chrono::milliseconds max_time{0};
@@ -142,7 +147,16 @@ struct TrainerOptions {
 };
 
 /// Reason for the end of a run.
-enum class ExitReason { kMaxEpochs, kMaxSteps, kMaxTime, kEarlyStopping, kSignal };
+enum class ExitReason {
+  kMaxEpochs,
+  kMaxSteps,
+  kMaxTime,
+  kEarlyStopping,
+  kSignal,
+  kEndOfData,  ///< a source without epochs has ended
+  kEnded,      ///< Session::finish() before a limit
+  kStopped     ///< Session::request_stop(), or an event
+};
 const char* to_string(ExitReason reason);
 
 struct TrainerResult {
@@ -183,6 +197,15 @@ struct TrainerResult {
   MonitorReport monitor = {};
 };
 
+/// A further set of rows to evaluate on.
+struct ValidationSet {
+  /// Prefix of its metrics: "<name>.loss".
+  std::string name;
+  Prefetcher* loader = nullptr;
+  /// By default that of the first set.
+  LossFunction loss = nullptr;
+};
+
 /// Optional arguments of Trainer::fit.
 struct FitOptions {
   /// Loader of the evaluation, at every `eval_every` steps and at the end; nullptr disables evaluation. Not the loader
@@ -190,11 +213,24 @@ struct FitOptions {
   Prefetcher* validation = nullptr;
   /// Loss of the evaluation; by default the training loss.
   LossFunction validation_loss = nullptr;
+  /// More sets, evaluated after `validation`, which they need. TrainerOptions::monitor may name one of their metrics.
+  std::vector<ValidationSet> validation_sets = {};
+  /// Evaluate with gradients enabled, for losses that differentiate: forces, residuals of equations. The results are
+  /// detached. Use autograd::grad in the loss, since backward() would leave gradients in the weights.
+  bool validation_with_grad = false;
+  /// Keep the weights of the best evaluation by TrainerOptions::monitor in `<output_dir>/best.safetensors`; see
+  /// BestModel, which restores them.
+  bool keep_best = false;
   /// Called on the training thread after each evaluation, before it is logged. May add metrics, print samples, freeze
   /// and unfreeze parameters and add groups to the optimizer. Modes that it changes (train(), eval()) are those from
   /// before again when it returns, and a warning is logged once. Must not draw from the default random generators: a
   /// resumed run would differ from an uninterrupted one.
   std::function<void(int64_t step, Metrics& metrics)> on_evaluation = nullptr;
+  /// Receives what happens in the run. Not owned.
+  Events* events = nullptr;
+  /// Objects of the program that are saved in each checkpoint and restored at a resume, after the model. All ranks give
+  /// the same names.
+  std::vector<NamedState> state = {};
   /// Receives the records; RunLogger combines several sinks. Not owned; nullptr logs nothing.
   Logger* logger = nullptr;
   /// Opens the logger instead. Called on every rank after the checkpoint to resume from was read and the ranks agree,
@@ -244,13 +280,17 @@ class Trainer {
     static_assert(!std::is_class_v<O>, "Trainer takes over its optimizer: pass std::move(optimizer)");
     return create(devices, std::move(optimizer), options);
   }
+  /// Creates a trainer of several players, see Player. They and `shared` (may be null) are copied; the optimizers are
+  /// the caller's. schedule, plateau, grad_clip and ema_decay of `options` belong to the players then.
+  static absl::StatusOr<Trainer> create(DeviceReplicator& devices, std::vector<Player> players, SharedFunction shared,
+                                        const TrainerOptions& options);
   ~Trainer();
   Trainer(Trainer&&) noexcept;
   Trainer& operator=(Trainer&&) noexcept;
 
-  /// Trains until a limit is reached. A second call trains max_epochs (max_steps) more: step numbers, and so the names
-  /// of checkpoints, continue; the schedule, the best evaluation and early stopping start anew. With ema_decay it
-  /// starts from the averages, which the first call leaves in the model.
+  /// Trains until a limit is reached, or until a source without epochs ends. A second call trains max_epochs
+  /// (max_steps) more: step numbers, and so the names of checkpoints, continue; the schedule, the best evaluation and
+  /// early stopping start anew. With ema_decay it starts from the averages, which the first call leaves in the model.
   ///
   /// `loss` is called with the user's own model type or with torch::nn::Module&; see make_loss_function. The run owns
   /// it; capture what you want to read afterwards by reference. Without a validation loss of its own an evaluation
@@ -258,18 +298,43 @@ class Trainer {
   ///   of the data (exit code 4, 10), of the checkpoint (5), of the disk (6), out of memory (7), loss or gradients not
   ///   finite (9); every exception of the loss function or LibTorch, translated.
   template <class F>
-  absl::StatusOr<TrainerResult> fit(Prefetcher& loader, F loss, const FitOptions& options = {}) {
-    return fit_loss(loader, make_loss_function(std::move(loss)), options);
+  requires(!std::is_same_v<F, FitOptions>) absl::StatusOr<TrainerResult> fit(BatchSource& source, F loss,
+                                                                             const FitOptions& options = {}) {
+    return fit_loss(source, make_loss_function(std::move(loss)), options);
   }
+  /// The same for players, which have their losses.
+  absl::StatusOr<TrainerResult> fit(BatchSource& source, const FitOptions& options = {}) {
+    return fit_loss(source, nullptr, options);
+  }
+
+  /// Begins a run as fit() does, and returns it for the caller's own loop. Resumes if the options ask for it. A Trainer
+  /// has one session at a time: another begin() or fit() is an error until its end, finish() or destruction.
+  template <class F>
+  requires(!std::is_same_v<F, FitOptions>) absl::StatusOr<Session> begin(BatchSource& source, F loss,
+                                                                         const FitOptions& options = {}) {
+    return begin_loss(&source, make_loss_function(std::move(loss)), options);
+  }
+  absl::StatusOr<Session> begin(BatchSource& source, const FitOptions& options = {}) {
+    return begin_loss(&source, nullptr, options);
+  }
+  /// The same without a source: the caller passes each batch to Session::step(batch). Neither limit is required.
+  template <class F>
+  requires(!std::is_same_v<F, FitOptions> &&
+           !std::is_base_of_v<BatchSource, F>) absl::StatusOr<Session> begin(F loss, const FitOptions& options = {}) {
+    return begin_loss(nullptr, make_loss_function(std::move(loss)), options);
+  }
+  absl::StatusOr<Session> begin(const FitOptions& options = {}) { return begin_loss(nullptr, nullptr, options); }
 
   Optimizer& optimizer();
   DeviceReplicator& devices();
   const TrainerOptions& options() const;
 
  private:
+  friend class Session;
   class Impl;
   explicit Trainer(std::unique_ptr<Impl> impl);
-  absl::StatusOr<TrainerResult> fit_loss(Prefetcher& loader, LossFunction loss, const FitOptions& options);
+  absl::StatusOr<TrainerResult> fit_loss(BatchSource& source, LossFunction loss, const FitOptions& options);
+  absl::StatusOr<Session> begin_loss(BatchSource* source, LossFunction loss, const FitOptions& options);
   std::unique_ptr<Impl> impl_;
 };
 

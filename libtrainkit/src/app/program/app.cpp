@@ -20,7 +20,7 @@
 #include "report/report.h"
 #include "report/run_file.h"
 #include "tasks/format_scores.h"
-#include "train/run/run_state.h"
+#include "train/run/training_source.h"
 #include "trainkit/app/initial_weights.h"
 #include "trainkit/app/placement.h"
 #include "trainkit/core/error.h"

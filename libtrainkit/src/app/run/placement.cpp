@@ -9,7 +9,7 @@
 
 #include "core/device/gpu_kernel_support.h"
 #include "core/machine/waiting_threads.h"
-#include "train/run/run_state.h"
+#include "train/run/training_source.h"
 #include "trainkit/app/run_folder.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/processors.h"

@@ -37,7 +37,7 @@ void StepRecords::add(LogRecord record, const StepMetrics& metrics, LateRates ra
                       .cause = metrics.first_nonfinite,
                       .row_indices = metrics.row_indices,
                       .rows = metrics.rows,
-                      .lrs = std::move(rates.values)});
+                      .rates = std::move(rates)});
 }
 
 std::string rows_to_check(const std::vector<int64_t>& row_indices, int64_t rows) {
@@ -47,13 +47,24 @@ std::string rows_to_check(const std::vector<int64_t>& row_indices, int64_t rows)
                      more > 0 ? fmt::format(" and {} more", more) : "");
 }
 
+void LateRates::append(LateRates rates, std::vector<std::string> names) {
+  players.push_back({.names = std::move(names), .first = scalars.size(), .values = std::move(rates.values)});
+  scalars.insert(scalars.end(), rates.scalars.begin(), rates.scalars.end());
+}
+
 absl::Status StepRecords::emit(bool wait) {
   while (!pending_.empty() && (wait || pending_.front().scalars.ready())) {
     Pending pending = std::move(pending_.front());
     pending_.pop_front();
     const std::vector<double> scalars = pending.scalars.values();
     for (size_t i = 0; i < pending.named; ++i) pending.record.values[i].second = scalars[i];
-    pending.record.lr = pending.lrs(scalars.data() + pending.named);
+    const double* const rates = scalars.data() + pending.named;
+    pending.record.lr = pending.rates.values(rates);
+    for (const LateRates::OfPlayer& player : pending.rates.players) {
+      const std::vector<double> lrs = player.values(rates + player.first);
+      for (size_t i = 0; i < lrs.size(); ++i) pending.record.values.emplace_back(player.names[i], lrs[i]);
+    }
+    last_loss_ = scalars[0];
     if (logger_) logger_->log(pending.record);
     TRAINKIT_RETURN_IF_ERROR(check_finite(scalars[0], pending));
   }

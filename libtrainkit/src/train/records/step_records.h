@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -23,8 +24,19 @@ std::string rows_to_check(const std::vector<int64_t>& row_indices, int64_t rows)
 
 /// Learning rates of the groups in a step, computed from scalars once they are on the host.
 struct LateRates {
+  using Values = std::function<std::vector<double>(const double* arrived)>;
+  /// Rates of a player, for values of their own in a record.
+  struct OfPlayer {
+    std::vector<std::string> names;
+    size_t first = 0;  // of its scalars
+    Values values;
+  };
+
+  void append(LateRates rates, std::vector<std::string> names);
+
   std::vector<at::Tensor> scalars = {};
-  std::function<std::vector<double>(const double* arrived)> values = nullptr;
+  Values values = nullptr;
+  std::vector<OfPlayer> players = {};
 };
 
 /// Returns those of the step that has just ended. @param host_lr the optimizer's rate before the step, for rates that
@@ -46,6 +58,9 @@ class StepRecords {
   /// Starts to read the loss, metrics and gradient norm of a step, and the scalars of its learning rates.
   void add(LogRecord record, const StepMetrics& metrics, LateRates rates);
 
+  /// Loss of the last record that was logged; NaN before.
+  double last_loss() const { return last_loss_; }
+
   /// Logs the records whose scalars have arrived; all of them with `wait`. Error: too many losses are not finite (exit
   /// code 9).
   absl::Status emit(bool wait);
@@ -59,7 +74,7 @@ class StepRecords {
     std::string cause = {};                 // StepMetrics::first_nonfinite
     std::vector<int64_t> row_indices = {};  // and row_indices
     int64_t rows = 0;
-    std::function<std::vector<double>(const double*)> lrs = nullptr;
+    LateRates rates = {};  // without the scalars
   };
 
   absl::Status check_finite(double loss, const Pending& pending);
@@ -67,6 +82,7 @@ class StepRecords {
   Logger* logger_;
   int64_t most_nonfinite_;
   int64_t nonfinite_ = 0;
+  double last_loss_ = std::numeric_limits<double>::quiet_NaN();
   std::deque<Pending> pending_;
 };
 

@@ -33,40 +33,74 @@ CheckpointOptions checkpoint_options(const TrainerOptions& options) {
   return {.keep_last = static_cast<int>(options.keep_last), .keep_every = options.keep_every};
 }
 
-FitContext::FitContext(detail::ReplicaStrategy& devices, Optimizer& optimizer, const TrainerOptions& options,
-                       Prefetcher& loader)
-    : devices(devices),
-      optimizer(optimizer),
-      options(options),
-      loader(loader),
-      group(devices.process_group()),
-      scheduler(make_scheduler(optimizer, options)),
-      step(devices, optimizer, step_options(options), scheduler.get()) {}
+namespace {
 
-double FitContext::epochs() const {
-  return static_cast<double>(loader.epoch()) +
-         static_cast<double>(loader.position()) / static_cast<double>(loader.batches_per_epoch());
+std::vector<std::unique_ptr<LRScheduler>> make_schedulers(const Trained& trained, const TrainerOptions& options) {
+  std::vector<std::unique_ptr<LRScheduler>> schedulers;
+  if (trained.players.empty()) schedulers.push_back(make_scheduler(trained.optimizer, options));
+  for (const Player& player : trained.players) {
+    schedulers.push_back(player.schedule ? std::make_unique<LRScheduler>(*player.optimizer, player.schedule) : nullptr);
+  }
+  return schedulers;
 }
 
+TrainStep make_step(detail::ReplicaStrategy& devices, const Trained& trained, const TrainerOptions& options,
+                    const std::vector<std::unique_ptr<LRScheduler>>& schedulers) {
+  TrainStepOptions own = step_options(options);
+  own.on_gradients = trained.on_gradients;
+  if (trained.players.empty()) return TrainStep(devices, trained.optimizer, own, schedulers.front().get());
+  std::vector<LRScheduler*> all;
+  for (const auto& scheduler : schedulers) all.push_back(scheduler.get());
+  return TrainStep(devices, trained.players, trained.shared, own, all);
+}
+
+std::vector<RunParts::Player> players_of(const Trained& trained,
+                                         const std::vector<std::unique_ptr<LRScheduler>>& schedulers) {
+  if (trained.players.empty()) return {{.optimizer = trained.optimizer, .scheduler = schedulers.front().get()}};
+  std::vector<RunParts::Player> players;
+  for (size_t i = 0; i < trained.players.size(); ++i) {
+    const Player& player = trained.players[i];
+    players.push_back({.optimizer = *player.optimizer, .scheduler = schedulers[i].get(), .name = player.name});
+  }
+  return players;
+}
+
+}  // namespace
+
+FitContext::FitContext(detail::ReplicaStrategy& devices, const Trained& trained, const TrainerOptions& options,
+                       BatchSource* source, const std::vector<NamedState>& others)
+    : devices(devices),
+      optimizer(trained.optimizer),
+      options(options),
+      group(devices.process_group()),
+      source(source, devices.process_group()),
+      others(others),
+      schedulers(make_schedulers(trained, options)),
+      step(make_step(devices, trained, options, schedulers)),
+      players(players_of(trained, schedulers)) {}
+
 RunParts FitContext::parts() {
-  return {devices,
-          optimizer,
-          scheduler.get(),
-          step.scaler(),
-          loader,
-          step.averages(),
-          detail::sharded_copies(devices, step)};
+  return {.devices = devices,
+          .players = players,
+          .scaler = step.scaler(),
+          .source = source.source(),
+          .others = others,
+          .seed = source.seed(),
+          .averages = step.averages(),
+          .copies = detail::sharded_copies(devices, step)};
 }
 
 RunShape FitContext::shape() const {
-  const int64_t micro_batch = loader.options().batch_size * ranks();
+  const int64_t micro_batch = source.fixed_batch_size() * ranks();
   return {.global_batch_size = micro_batch * options.grad_accum_steps, .replicas = devices.world_replicas()};
 }
 
 void FitContext::reserve_schedule() {
   constexpr int64_t kLongest = 1 << 20;
-  const int64_t steps = planned_steps(loader.batches_per_epoch(), options);
-  if (scheduler) scheduler->reserve(std::min(steps + 2, kLongest));
+  const int64_t steps = planned_steps(source.batches_per_epoch(), options);
+  for (const RunParts::Player& player : players) {
+    if (player.scheduler) player.scheduler->reserve(std::min(steps + 2, kLongest));
+  }
 }
 
 }  // namespace trainkit

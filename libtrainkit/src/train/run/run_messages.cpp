@@ -31,11 +31,13 @@ std::string describe_modes(const torch::nn::Module& model) {
                      in_evaluation, layers, first, in_evaluation > 1 ? ", ..." : "");
 }
 
-/// Warns of parameters with gradients that the optimizer does not have; empty if there are none.
-std::string describe_others(const torch::nn::Module& model, const Optimizer& optimizer) {
+/// Warns of parameters with gradients that no optimizer has; empty if there are none.
+std::string describe_others(const torch::nn::Module& model, const std::vector<RunParts::Player>& players) {
   std::unordered_set<const void*> updated;
-  for (const ParamGroup& group : optimizer.param_groups()) {
-    for (const NamedParameter& parameter : group.params) updated.insert(parameter.tensor.unsafeGetTensorImpl());
+  for (const RunParts::Player& player : players) {
+    for (const ParamGroup& group : player.optimizer.param_groups()) {
+      for (const NamedParameter& parameter : group.params) updated.insert(parameter.tensor.unsafeGetTensorImpl());
+    }
   }
   std::vector<NamedParameter> others = trainable_parameters(model);
   std::erase_if(others, [&](const NamedParameter& parameter) {
@@ -50,10 +52,11 @@ std::string describe_others(const torch::nn::Module& model, const Optimizer& opt
 
 }  // namespace
 
-std::vector<std::string> warnings_of_model(const detail::ReplicaStrategy& devices, const Optimizer& optimizer) {
-  std::vector<std::string> lines = {describe_modes(*devices.module())};
+std::vector<std::string> warnings_of_model(const FitContext& run) {
+  const torch::nn::Module& model = *run.devices.module();
+  std::vector<std::string> lines = {describe_modes(model)};
   // With sharding the optimizer has parts of the parameters.
-  if (!devices.shards()) lines.push_back(describe_others(*devices.module(), optimizer));
+  if (!run.devices.shards()) lines.push_back(describe_others(model, run.players));
   std::erase(lines, "");
   return lines;
 }
@@ -67,7 +70,7 @@ std::string ignored_learning_rate(double kept, double asked) {
 
 std::vector<std::string> split_messages(const FitContext& run) {
   const int64_t split = run.step.split();
-  const int64_t rows = std::max<int64_t>(1, run.loader.options().batch_size / split);
+  const int64_t rows = std::max<int64_t>(1, run.source.batch_size() / split);
   std::vector<std::string> lines = {
       fmt::format("out of memory at step {}: each batch is now split into {} parts of about {} rows; "
                   "the rows per step are unchanged",

@@ -9,8 +9,8 @@
 
 namespace trainkit {
 
-/// Warns of a model that is in evaluation mode, and of parameters with gradients that the optimizer does not have.
-std::vector<std::string> warnings_of_model(const detail::ReplicaStrategy& devices, const Optimizer& optimizer);
+/// Warns of a model that is in evaluation mode, and of parameters with gradients that no optimizer has.
+std::vector<std::string> warnings_of_model(const FitContext& run);
 
 /// Warns that the learning rate of the flags, `asked`, is ignored, because a resumed run keeps the checkpoint's.
 std::string ignored_learning_rate(double kept, double asked);

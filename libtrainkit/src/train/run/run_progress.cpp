@@ -18,6 +18,8 @@ StateDict progress_state(const RunProgress& progress) {
                      {"evaluated_step", progress.evaluated_step},
                      {"weight_unit", progress.weight_unit},
                      {"split", progress.split}};
+  if (!progress.player_units.empty()) state["player_units"] = progress.player_units;
+  for (const auto& [name, value] : progress.trainable) state["trainable." + name] = value;
   for (const auto& [name, value] : progress.best) state["best." + name] = value;
   return state;
 }
@@ -39,6 +41,9 @@ absl::StatusOr<RunProgress> load_progress(const StateDict& state) {
   if (state.contains("weight_unit")) {
     TRAINKIT_ASSIGN_OR_RETURN(progress.weight_unit, get_state<double>(state, "weight_unit"));
   }
+  if (state.contains("player_units")) {
+    TRAINKIT_ASSIGN_OR_RETURN(progress.player_units, get_state<std::vector<double>>(state, "player_units"));
+  }
   if (state.contains("split")) {
     TRAINKIT_ASSIGN_OR_RETURN(progress.split, get_state<int64_t>(state, "split"));
     if (progress.split < 1) {
@@ -49,6 +54,9 @@ absl::StatusOr<RunProgress> load_progress(const StateDict& state) {
                         .got = std::to_string(progress.split),
                         .expected = "at least 1"});
     }
+  }
+  for (const auto& [name, value] : sub_state(state, "trainable")) {
+    if (const bool* trainable = std::get_if<bool>(&value)) progress.trainable[name] = *trainable;
   }
   for (const auto& [name, value] : sub_state(state, "best")) {
     if (const double* number = std::get_if<double>(&value)) progress.best[name] = *number;

@@ -8,7 +8,6 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <functional>
@@ -29,12 +28,17 @@
 #include "trainkit/core/format.h"
 #include "trainkit/core/random.h"
 #include "trainkit/core/status.h"
+#include "trainkit/data/prefetcher.h"
 #include "trainkit/train/weights.h"
 
 namespace trainkit {
 namespace {
 
 constexpr const char* kScaler = "scaler";
+constexpr const char* kSource = "loader";
+
+/// Whether the state of the source is the same on all ranks.
+bool has_common_state(const RunParts& parts) { return dynamic_cast<const Prefetcher*>(parts.source) != nullptr; }
 
 /// Reads the counters of a checkpoint and checks that they belong to its step.
 absl::StatusOr<RunProgress> load_progress(const CheckpointContents& contents, const CheckpointPath& found) {
@@ -146,16 +150,16 @@ absl::Status load_weights_and_averages(const NamedTensors& saved, const std::map
 
 /// Sets the initial learning rate after a checkpoint without one was loaded. `own` is the rate of the flags: a lower
 /// base may be that of a plateau.
-void set_initial_lr_of_older(const RunParts& parts, double own) {
-  const double now = parts.optimizer.lr(), base = parts.scheduler ? parts.scheduler->base_lr() : now;
-  if (parts.scheduler && parts.scheduler->has_plateau() && base < own) return;
-  parts.optimizer.set_lr(base);
-  detail::OptimizerParts::of(parts.optimizer).rates.set(now);
+void set_initial_lr_of_older(const RunParts::Player& player, double own) {
+  const double now = player.optimizer.lr(), base = player.scheduler ? player.scheduler->base_lr() : now;
+  if (player.scheduler && player.scheduler->has_plateau() && base < own) return;
+  player.optimizer.set_lr(base);
+  detail::OptimizerParts::of(player.optimizer).rates.set(now);
 }
 
 /// A component of a run, and its section of state.json.
 struct StateSection {
-  const char* name;
+  std::string name;
   bool rolls_back;      // with the weights; the position in the data does not
   bool may_be_missing;  // the scaler's: of a run that was not in fp16
   std::function<StateDict()> state_dict;
@@ -163,8 +167,8 @@ struct StateSection {
 };
 
 template <class T>
-StateSection section_of(const char* name, T& component, bool rolls_back, bool may_be_missing = false) {
-  return {.name = name,
+StateSection section_of(std::string name, T& component, bool rolls_back, bool may_be_missing = false) {
+  return {.name = std::move(name),
           .rolls_back = rolls_back,
           .may_be_missing = may_be_missing,
           .state_dict = [&component] { return component.state_dict(); },
@@ -174,10 +178,65 @@ StateSection section_of(const char* name, T& component, bool rolls_back, bool ma
 /// The components whose state is in state.json alone. The optimizer's tensors are in a file of their own.
 std::vector<StateSection> sections_of(const RunParts& parts) {
   std::vector<StateSection> sections;
-  if (parts.scheduler) sections.push_back(section_of("scheduler", *parts.scheduler, /*rolls_back=*/true));
+  for (const RunParts::Player& player : parts.players) {
+    if (!player.scheduler) continue;
+    sections.push_back(section_of(player.entry("scheduler"), *player.scheduler, /*rolls_back=*/true));
+  }
   sections.push_back(section_of(kScaler, parts.scaler, /*rolls_back=*/true, /*may_be_missing=*/true));
-  sections.push_back(section_of("loader", parts.loader, /*rolls_back=*/false));
+  if (parts.source && has_common_state(parts)) {
+    sections.push_back(section_of(kSource, *parts.source, /*rolls_back=*/false));
+  }
   return sections;
+}
+
+// Note [State of each rank]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~
+// The position of a Prefetcher is the same on all ranks, so the first rank's is saved, in "loader". The state of other
+// sources (a queue with batches that wait) and of the program's objects (FitOptions::state) differs: "own.<rank>"
+// contains that of each rank as it is in a state.json. A rank that the run did not have starts with objects as they
+// are; states of ranks that no longer exist are ignored.
+
+/// Returns the state of this rank's source, unless all ranks share it, and of the program's objects.
+StateDict own_state(const RunParts& parts) {
+  StateDict state;
+  if (parts.source && !has_common_state(parts)) merge_state(state, kSource, parts.source->state_dict());
+  for (const NamedState& other : parts.others) merge_state(state, "state." + other.name, other.state_dict());
+  return state;
+}
+
+bool has_own_state(const RunParts& parts) {
+  return !parts.others.empty() || (parts.source && !has_common_state(parts));
+}
+
+/// Collects own_state() of all ranks, each of which must call it.
+absl::StatusOr<StateDict> collect_own_states(const RunParts& parts) {
+  if (!has_own_state(parts)) return StateDict();
+  TRAINKIT_ASSIGN_OR_RETURN(std::string own, detail::state_to_json(own_state(parts)));
+  std::vector<std::string> all = {std::move(own)};
+  if (ProcessGroup* group = parts.devices.process_group()) {
+    TRAINKIT_ASSIGN_OR_RETURN(all, detail::gather_texts(*group, all.front(), "the state of the ranks"));
+  }
+  StateDict state;
+  for (size_t rank = 0; rank < all.size(); ++rank) state[fmt::format("own.{}", rank)] = std::move(all[rank]);
+  return state;
+}
+
+/// Restores own_state() of this rank.
+absl::Status load_own_state(const StateDict& saved, const RunParts& parts, const std::string& path) {
+  if (!has_own_state(parts)) return absl::OkStatus();
+  const ProcessGroup* group = parts.devices.process_group();
+  const std::string name = fmt::format("own.{}", group ? group->rank() : 0);
+  if (!saved.contains(name)) return absl::OkStatus();
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string text, get_state<std::string>(saved, name));
+  TRAINKIT_ASSIGN_OR_RETURN(const StateDict own, detail::state_from_json(text, path + " " + name));
+  if (parts.source && !has_common_state(parts)) {
+    TRAINKIT_RETURN_IF_ERROR(parts.source->load_state_dict(sub_state(own, kSource)));
+  }
+  for (const NamedState& other : parts.others) {
+    const absl::Status loaded = other.load_state_dict(sub_state(own, "state." + other.name));
+    if (!loaded.ok()) return annotate(loaded, other.name);
+  }
+  return absl::OkStatus();
 }
 
 /// Loads the components that roll back, or the other ones.
@@ -191,35 +250,57 @@ absl::Status load_sections(const StateDict& state, const RunParts& parts, bool r
   return absl::OkStatus();
 }
 
-/// Loads weights, optimizer, schedule and scaler. Reads the tensors of `contents`, which `stored` has listed, where
+absl::Status of_other_players(const std::string& name, const std::string& path) {
+  return to_status({.exit_code = ExitCode::kWeights,
+                    .id = "ckpt.state",
+                    .where = path + "/optimizer.safetensors",
+                    .field = name,
+                    .problem = "belongs to no player of this run",
+                    .hint = "resume with the players of the run, or start a new run from its weights"});
+}
+
+/// Loads weights, optimizers, schedules and scaler. Reads the tensors of `contents`, which `stored` has listed, where
 /// they are copied. Only copies with parts of the optimizer's state need all of it in memory.
 absl::Status load_model(CheckpointContents& contents, detail::StoredTensors& stored, const CheckpointPath& found,
                         const RunParts& parts) {
   if (!parts.copies.empty()) TRAINKIT_RETURN_IF_ERROR(stored.read_all(contents.optimizer));
-  StateDict optimizer = sub_state(contents.state, "optimizer");
   std::map<std::string, at::Tensor> live;
+  std::vector<StateDict> states;  // of the optimizers
+  for (const RunParts::Player& player : parts.players) {
+    states.push_back(sub_state(contents.state, player.entry("optimizer")));
+  }
   for (const auto& [name, tensor] : contents.optimizer) {
-    if (name.starts_with(detail::kLivePrefix))
+    if (name.starts_with(detail::kLivePrefix)) {
       live[name.substr(detail::kLivePrefix.size())] = tensor;
-    else
-      optimizer[name] = tensor;
+      continue;
+    }
+    size_t owner = 0;
+    while (owner < states.size() && !name.starts_with(parts.players[owner].entry(""))) ++owner;
+    if (owner == states.size()) return of_other_players(name, found.path());
+    states[owner][name.substr(parts.players[owner].entry("").size())] = tensor;
   }
   TRAINKIT_RETURN_IF_ERROR(
       load_weights_and_averages(contents.model, live, stored, found.path() + "/model.safetensors", parts));
   for (const detail::ShardedCopy& copy : parts.copies) {
     TRAINKIT_RETURN_IF_ERROR(
-        copy.optimizer->load_state_dict(detail::parts_of_state(optimizer, *copy.optimizer, *copy.shards)));
+        copy.optimizer->load_state_dict(detail::parts_of_state(states.front(), *copy.optimizer, *copy.shards)));
   }
-  const double own_lr = parts.optimizer.initial_lr();
-  const bool has_initial_lr = optimizer.contains("initial_lr");
-  if (parts.copies.empty()) {
+  std::vector<double> own_lrs;
+  std::vector<bool> have_initial_lr;
+  for (size_t i = 0; i < states.size(); ++i) {
+    Optimizer& optimizer = parts.players[i].optimizer;
+    own_lrs.push_back(optimizer.initial_lr());
+    have_initial_lr.push_back(states[i].contains("initial_lr"));
+    if (!parts.copies.empty()) continue;
     TRAINKIT_RETURN_IF_ERROR(detail::OptimizerParts::load(
-        parts.optimizer, std::move(optimizer),
+        optimizer, std::move(states[i]),
         {.read = [&](const at::Tensor& tensor) { return stored.read(tensor); },
          .copy = [&](const at::Tensor& from, const at::Tensor& to) { return stored.copy(from, to); }}));
   }
   TRAINKIT_RETURN_IF_ERROR(load_sections(contents.state, parts, /*rolls_back=*/true));
-  if (!has_initial_lr) set_initial_lr_of_older(parts, own_lr);
+  for (size_t i = 0; i < own_lrs.size(); ++i) {
+    if (!have_initial_lr[i]) set_initial_lr_of_older(parts.players[i], own_lrs[i]);
+  }
   return absl::OkStatus();
 }
 
@@ -250,6 +331,10 @@ std::string resume_warning(const StateDict& saved, const RunParts& parts, const 
 
 }  // namespace
 
+std::string RunParts::Player::entry(std::string_view key) const {
+  return name.empty() ? std::string(key) : fmt::format("players.{}.{}", name, key);
+}
+
 void RowTrace::add(std::span<const int64_t> rows) {
   for (const int64_t row : rows) digest = hash_key(digest, row);
   count += static_cast<int64_t>(rows.size());
@@ -266,21 +351,25 @@ absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunP
   CheckpointContents contents;
   TRAINKIT_ASSIGN_OR_RETURN(contents.state, detail::collect_generators(parts.devices));
   TRAINKIT_ASSIGN_OR_RETURN(const StateDict rows, gather_rows(parts.devices.process_group(), progress.rows));
+  TRAINKIT_ASSIGN_OR_RETURN(StateDict own, collect_own_states(parts));
   const bool is_first = !parts.devices.process_group() || parts.devices.process_group()->rank() == 0;
   if (!is_first && !parts.devices.shards()) return contents;  // only the first rank writes
   contents.model = named_tensors(*parts.devices.module());
   put_averages(parts.averages, contents.model, contents.optimizer);
   // The optimizer's tensors go to their own file, its scalars to the state.
-  for (auto& [name, value] : parts.optimizer.state_dict()) {
-    if (const at::Tensor* tensor = std::get_if<at::Tensor>(&value)) {
-      contents.optimizer.emplace_back(name, *tensor);
-    } else {
-      contents.state["optimizer." + name] = value;
+  for (const RunParts::Player& player : parts.players) {
+    const std::string scalars = player.entry("optimizer.");
+    for (auto& [name, value] : player.optimizer.state_dict()) {
+      if (const at::Tensor* tensor = std::get_if<at::Tensor>(&value)) {
+        contents.optimizer.emplace_back(player.entry(name), *tensor);
+      } else {
+        contents.state[scalars + name] = value;
+      }
     }
+    // With a table on the GPU the optimizer does not have the current value.
+    if (player.scheduler) contents.state[scalars + "lr"] = player.scheduler->lr();
   }
   if (!is_first) return contents;
-  // With a table on the GPU the optimizer does not have the current value.
-  if (parts.scheduler) contents.state["optimizer.lr"] = parts.scheduler->lr();
   for (const StateSection& section : sections_of(parts)) {
     merge_state(contents.state, section.name, section.state_dict());
   }
@@ -288,6 +377,7 @@ absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunP
   merge_state(contents.state, "rows", rows);
   merge_state(contents.state, "shape", shape_state(shape));
   merge_state(contents.state, "config", config);
+  contents.state.merge(own);
   return contents;
 }
 
@@ -319,33 +409,13 @@ absl::StatusOr<std::string> resume_run(const std::string& spec, const std::strin
   TRAINKIT_ASSIGN_OR_RETURN(RunProgress loaded, load_progress(contents, found));
   TRAINKIT_RETURN_IF_ERROR(load_model(contents, stored, found, parts));
   TRAINKIT_RETURN_IF_ERROR(load_sections(contents.state, parts, /*rolls_back=*/false));
+  TRAINKIT_RETURN_IF_ERROR(load_own_state(contents.state, parts, found.path() + "/state.json"));
   const int64_t rank = parts.devices.process_group() ? parts.devices.process_group()->rank() : 0;
   const int64_t ranks = parts.devices.process_group() ? parts.devices.process_group()->world_size() : 1;
   loaded.rows = load_rows(sub_state(contents.state, "rows"), rank, ranks);
-  TRAINKIT_RETURN_IF_ERROR(
-      detail::load_generators(contents.state, parts.devices, hash_key(parts.loader.sampler().seed(), loaded.step)));
+  TRAINKIT_RETURN_IF_ERROR(detail::load_generators(contents.state, parts.devices, hash_key(parts.seed, loaded.step)));
   progress = std::move(loaded);
   return resume_warning(contents.state, parts, shape);
-}
-
-absl::Status check_has_batch(const Prefetcher& loader) {
-  if (loader.batches_per_epoch() > 0) return absl::OkStatus();
-  return to_status({.exit_code = ExitCode::kData,
-                    .id = "data.empty",
-                    .problem = "no batch to train on",
-                    .got = std::to_string(loader.dataset().size()) + " rows",
-                    .expected = "at least one batch of " + std::to_string(loader.options().batch_size),
-                    .hint = "use a smaller batch size, or keep the last batch (drop_last = false)"});
-}
-
-void append_data_fields(const std::string& name, const Dataset& dataset, std::vector<DigestField>& fields) {
-  fields.push_back({name + " rows", std::to_string(dataset.size())});
-  std::string text;
-  for (const FieldSpec& field : dataset.fields()) {
-    text += fmt::format("{}{} ({}) {}", text.empty() ? "" : ", ", field.name, fmt::join(field.shape, ", "),
-                        c10::toString(field.dtype));
-  }
-  fields.push_back({name + " fields", text});
 }
 
 AllocatorUse allocator_use(at::Device gpu) {

@@ -4,6 +4,7 @@
 #include <absl/status/status.h>
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,7 +13,7 @@
 #include "distributed/replicas/replica_strategy.h"
 #include "train/divided/sharded_copies.h"
 #include "trainkit/amp/grad_scaler.h"
-#include "trainkit/data/prefetcher.h"
+#include "trainkit/data/batch_source.h"
 #include "trainkit/distributed/device_replicator.h"
 #include "trainkit/distributed/process_group.h"
 #include "trainkit/monitor/monitor.h"
@@ -20,16 +21,30 @@
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/train/checkpoint.h"
 #include "trainkit/train/evaluate.h"
+#include "trainkit/train/session.h"
 
 namespace trainkit {
 
 /// Parts of a run that have state.
 struct RunParts {
+  /// What updates a part of the weights.
+  struct Player {
+    Optimizer& optimizer;
+    LRScheduler* scheduler;  // null: a constant learning rate
+    std::string name = {};   // empty: the only one
+    /// Name of one of its entries in a checkpoint. One player's have no prefix.
+    std::string entry(std::string_view key) const;
+  };
+
   detail::ReplicaStrategy& devices;
-  Optimizer& optimizer;
-  LRScheduler* scheduler;
+  std::vector<Player> players;
   GradScaler& scaler;
-  Prefetcher& loader;
+  /// nullptr if the caller passes each batch.
+  BatchSource* source;
+  /// Objects of the program, after the source.
+  std::span<const NamedState> others = {};
+  /// Seed of generators that the checkpoint does not have.
+  uint64_t seed = 0;
   /// TrainStep::averages().
   NamedTensors averages = {};
   /// With sharding: what each copy of the weights in this process keeps.
@@ -58,6 +73,10 @@ struct RunProgress {
   Metrics best = {};
   /// See TrainStep::weight_unit.
   double weight_unit = 0;
+  /// The same of the players after the first.
+  std::vector<double> player_units = {};
+  /// By parameter, what Session::set_trainable has set.
+  std::map<std::string, bool> trainable = {};
   /// See TrainStep::split.
   int64_t split = 1;
   RowTrace rows = {};
@@ -95,12 +114,6 @@ absl::StatusOr<std::string> resume_run(const std::string& spec, const std::strin
 /// Restores weights, optimizer and schedule from the last checkpoint in `output_dir`. The position in the data, the
 /// trained rows and the random generators stay as they are.
 absl::Status roll_back_run(const std::string& output_dir, const RunParts& parts, RunProgress& progress);
-
-/// Returns an error (exit code 4) if an epoch of `loader` has no batch.
-absl::Status check_has_batch(const Prefetcher& loader);
-
-/// Appends "<name> rows" and "<name> fields" of a data set, which must be equal on all ranks.
-void append_data_fields(const std::string& name, const Dataset& dataset, std::vector<DigestField>& fields);
 
 /// Returns the bytes allocated on each device of the replicas; empty on the CPU.
 std::vector<int64_t> device_memory_bytes(const DeviceReplicator& devices);

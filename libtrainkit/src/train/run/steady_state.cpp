@@ -17,7 +17,8 @@ DeviceMemory SteadyState::predicted() const {
 
 void SteadyState::begin_batch() {
   const bool begins = run_.options.predicted_memory && run_.progress.step == run_.first_step + 1 &&
-                      run_.step.accumulated() == 0 && detail::RealMemory::can_measure(run_.devices);
+                      run_.step.accumulated() == 0 && !run_.has_players() &&
+                      detail::RealMemory::can_measure(run_.devices);
   if (begins) measured_.emplace(run_.devices, run_.optimizer, run_.step.averages());
 }
 

@@ -13,7 +13,9 @@ namespace trainkit {
 // early stopping) need no vote.
 
 int StopPolicy::vote() const {
+  if (events_.has_failed()) return kEventFailed;
   if (const int nonfinite = nonfinite_vote()) return nonfinite;
+  if (host_.has_stop()) return kStopAsked;
   const int number = options_.handle_signals ? SignalWatch::stop_signal() : 0;
   const bool late = options_.max_time.count() > 0 && std::chrono::steady_clock::now() - start_ >= options_.max_time;
   return number != 0 ? number : late ? kTimeIsUp : 0;
@@ -27,6 +29,7 @@ int StopPolicy::nonfinite_vote() const {
 void StopPolicy::check_vote(int vote) {
   if (vote == 0 || finished_) return;
   if (vote == kTimeIsUp) return finish(ExitReason::kMaxTime);
+  if (vote == kStopAsked) return finish(ExitReason::kStopped);
   signal_ = vote;
   finish(ExitReason::kSignal);
 }
@@ -36,7 +39,8 @@ void StopPolicy::check_steps() {
 }
 
 void StopPolicy::check_epochs() {
-  if (options_.max_epochs > 0 && loader_.epoch() >= last_epoch()) finish(ExitReason::kMaxEpochs);
+  if (options_.max_epochs > 0 && source_.has_epochs() && source_.epoch() >= last_epoch())
+    finish(ExitReason::kMaxEpochs);
 }
 
 void StopPolicy::check_patience() {
@@ -44,9 +48,13 @@ void StopPolicy::check_patience() {
   if (lost) finish(ExitReason::kEarlyStopping);
 }
 
+void StopPolicy::check_source() {
+  if (source_.has_ended()) finish(ExitReason::kEndOfData);
+}
+
 bool StopPolicy::has_all_epochs() const {
-  const int64_t epochs = loader_.epoch() + (loader_.at_epoch_end() ? 1 : 0);
-  return options_.max_epochs > 0 && epochs >= last_epoch();
+  const int64_t epochs = source_.epoch() + (source_.at_epoch_end() ? 1 : 0);
+  return options_.max_epochs > 0 && source_.has_epochs() && epochs >= last_epoch();
 }
 
 /// Ends the run; the first reason counts.

@@ -3,15 +3,15 @@
 #include <fmt/format.h>
 
 #include <limits>
+#include <set>
 #include <string>
+#include <utility>
 
 #include "core/base/option_problems.h"
-#include "train/run/run_state.h"
-#include "train/run/training_run.h"
-#include "train/update/step_parameters.h"
+#include "train/run/session_impl.h"
+#include "train/run/trainer_impl.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
-#include "trainkit/train/checkpoint.h"
 
 namespace trainkit {
 namespace {
@@ -36,7 +36,6 @@ absl::Status check_options(const TrainerOptions& options, const DeviceReplicator
       .require(options.on_nonfinite != OnNonfinite::kRollback || options.save_every > 0, "rollback needs save_every")
       .require(options.early_stopping == 0 || options.eval_every != 0, "early_stopping needs eval_every")
       .require(!options.plateau || options.eval_every != 0, "plateau needs eval_every")
-      .require(options.max_epochs > 0 || options.max_steps > 0, "max_epochs or max_steps must be given")
       .require(detail::finite_not_negative(options.grad_clip), "grad_clip must be >= 0 and finite")
       .require(options.ema_decay >= 0 && options.ema_decay < 1, "ema_decay must be in [0, 1)")
       .require(options.save_every == 0 || !options.output_dir.empty(), "save_every needs an output_dir")
@@ -48,20 +47,75 @@ absl::Status check_options(const TrainerOptions& options, const DeviceReplicator
   return to_status({.exit_code = ExitCode::kUsage, .id = "train.options", .problem = problems.text()});
 }
 
-}  // namespace
+/// Checks what only players have. Their parameters are checked where they are divided.
+absl::Status check_players(const std::vector<Player>& players, const TrainerOptions& options) {
+  detail::OptionProblems problems;
+  problems.require(!players.empty() && players.front().optimizer != nullptr, "there must be a player with an optimizer")
+      .require(options.schedule == nullptr, "schedule belongs to a player: set Player::schedule")
+      .require(!options.plateau, "plateau is for one optimizer")
+      .require(options.grad_clip == 0, "grad_clip belongs to a player: set Player::grad_clip")
+      .require(options.ema_decay == 0, "ema_decay belongs to a player: set Player::ema_decay");
+  if (problems.empty()) return absl::OkStatus();
+  return to_status({.exit_code = ExitCode::kUsage, .id = "train.players", .problem = problems.text()},
+                   absl::StatusCode::kInvalidArgument);
+}
 
-class Trainer::Impl {
- public:
-  Impl(detail::ReplicaStrategy& devices, std::unique_ptr<Optimizer> optimizer, const TrainerOptions& options)
-      : devices_(devices), optimizer_(std::move(optimizer)), options_(options) {
-    detail::add_parameters(devices_, *optimizer_);
+absl::Status check_losses(const Trained& trained, const LossFunction& loss, const FitOptions& fit) {
+  const bool has_players = !trained.players.empty();
+  std::string problem;
+  if (has_players && loss) problem = "players have their losses: call fit(source, options) or begin(source, options)";
+  if (!has_players && !loss) problem = "the loss function is missing: call fit(source, loss)";
+  if (has_players && fit.validation && !fit.validation_loss) problem = "players need FitOptions::validation_loss";
+  if (problem.empty()) return absl::OkStatus();
+  return to_status({.exit_code = ExitCode::kUsage, .id = "train.players", .problem = problem},
+                   absl::StatusCode::kInvalidArgument);
+}
+
+absl::Status check_fit(const FitOptions& fit, const TrainerOptions& options, const BatchSource* source) {
+  const auto refuse = [](const char* field, std::string problem, std::string got, std::string hint) {
+    return to_status({.exit_code = ExitCode::kUsage,
+                      .id = "train.options",
+                      .field = field,
+                      .problem = std::move(problem),
+                      .got = std::move(got),
+                      .hint = std::move(hint)});
+  };
+  const bool has_epochs = source && source->epoch_length();
+  if (options.max_epochs > 0 && !has_epochs) {
+    return refuse("max_epochs", "counts epochs, which the source of batches does not have",
+                  std::to_string(options.max_epochs), "use max_steps, or end the source");
   }
+  if (has_epochs && options.max_epochs == 0 && options.max_steps == 0) {
+    return refuse("max_epochs", "or max_steps must be given, since the source of batches does not end", "", "");
+  }
+  if (source && fit.validation == source) {
+    return refuse("validation", "is the loader of the training, which an evaluation would move to its first row", "",
+                  "create another Prefetcher over the same dataset");
+  }
+  if (!fit.validation && options.eval_every > 0) {
+    return refuse("eval_every", "evaluates nothing without a validation loader", std::to_string(options.eval_every),
+                  "pass FitOptions::validation, or set eval_every to 0");
+  }
+  if (fit.keep_best && (!fit.validation || options.output_dir.empty())) {
+    return refuse("keep_best", "needs a validation loader and an output_dir", "", "");
+  }
+  std::set<std::string, std::less<>> sets;
+  for (const ValidationSet& set : fit.validation_sets) {
+    if (!fit.validation || !set.loader || set.loader == source || set.name.empty() || !sets.insert(set.name).second) {
+      return refuse("validation_sets", "needs FitOptions::validation, and a name and a loader of its own for each set",
+                    set.name, "");
+    }
+  }
+  std::set<std::string, std::less<>> names;
+  for (const NamedState& state : fit.state) {
+    if (state.name.empty() || state.name.find('.') != std::string::npos || !names.insert(state.name).second) {
+      return refuse("state", "has a name that is empty, contains a dot or is there twice", state.name, "");
+    }
+  }
+  return absl::OkStatus();
+}
 
-  detail::ReplicaStrategy& devices_;
-  std::unique_ptr<Optimizer> optimizer_;
-  TrainerOptions options_;
-  EarlierFits fits_;
-};
+}  // namespace
 
 const char* to_string(ExitReason reason) {
   switch (reason) {
@@ -75,6 +129,12 @@ const char* to_string(ExitReason reason) {
       return "early_stopping";
     case ExitReason::kSignal:
       return "signal";
+    case ExitReason::kEndOfData:
+      return "end_of_data";
+    case ExitReason::kEnded:
+      return "ended";
+    case ExitReason::kStopped:
+      return "stopped";
   }
   return "unknown";
 }
@@ -89,88 +149,41 @@ absl::StatusOr<Trainer> Trainer::create(DeviceReplicator& devices, std::unique_p
   }
 }
 
+absl::StatusOr<Trainer> Trainer::create(DeviceReplicator& devices, std::vector<Player> players, SharedFunction shared,
+                                        const TrainerOptions& options) {
+  TRAINKIT_RETURN_IF_ERROR(check_options(options, devices));
+  TRAINKIT_RETURN_IF_ERROR(check_players(players, options));
+  try {
+    return Trainer(
+        std::make_unique<Impl>(detail::strategy_of(devices), std::move(players), std::move(shared), options));
+  } catch (...) {
+    return status_from_current_exception();
+  }
+}
+
 Trainer::Trainer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Trainer::~Trainer() = default;
 Trainer::Trainer(Trainer&&) noexcept = default;
 Trainer& Trainer::operator=(Trainer&&) noexcept = default;
 
-Optimizer& Trainer::optimizer() { return *impl_->optimizer_; }
+Optimizer& Trainer::optimizer() { return impl_->trained_.optimizer; }
 DeviceReplicator& Trainer::devices() { return impl_->devices_; }
 const TrainerOptions& Trainer::options() const { return impl_->options_; }
 
-namespace {
-
-/// Prints the memory of this process's GPUs, and advice. Other ranks cannot be asked any more: each prints LibTorch's
-/// message, which has the memory of its GPU.
-void explain_out_of_memory(const TrainerOptions& options, const DeviceReplicator& devices, Logger* logger) {
-  if (!logger) return;
-  const auto memory = describe_gpu_memory(devices, nullptr);
-  if (memory.ok() && !memory->empty()) logger->print(*memory);
-  if (options.explain_out_of_memory) logger->print(options.explain_out_of_memory());
+absl::StatusOr<TrainerResult> Trainer::fit_loss(BatchSource& source, LossFunction loss, const FitOptions& options) {
+  TRAINKIT_ASSIGN_OR_RETURN(Session session, begin_loss(&source, std::move(loss), options));
+  for (;;) {
+    TRAINKIT_ASSIGN_OR_RETURN(const bool goes_on, session.step());
+    if (!goes_on) return session.finish();
+  }
 }
 
-/// Returns which call of fit wrote the checkpoint to resume from. One that cannot be read is left to the run, which
-/// reports it.
-int64_t fit_of_checkpoint(const TrainerOptions& options, const EarlierFits& fits) {
-  const auto found = resolve_checkpoint(options.resume, options.output_dir);
-  const auto state = found.ok() ? load_checkpoint_state(*found) : found.status();
-  return state.ok() ? saved_fit(*state) : fits.count;
-}
-
-/// Ends a call of fit that had ended before the checkpoint of a later one was written, which the next call resumes.
-TrainerResult skip_fit(int64_t saved, EarlierFits& fits, Logger* logger) {
-  ++fits.count;
-  if (logger) {
-    logger->print(fmt::format("fit {} had ended before the checkpoint, which is of fit {}: nothing to do", fits.count,
-                              saved + 1));
-  }
-  return {};
-}
-
-}  // namespace
-
-absl::StatusOr<TrainerResult> Trainer::fit_loss(Prefetcher& loader, LossFunction loss, const FitOptions& options) {
-  if (options.validation == &loader) {
-    return to_status({.exit_code = ExitCode::kUsage,
-                      .id = "train.options",
-                      .field = "validation",
-                      .problem = "is the loader of the training, which an evaluation would move to its first row",
-                      .hint = "create another Prefetcher over the same dataset"});
-  }
-  if (!options.validation && impl_->options_.eval_every > 0) {
-    return to_status({.exit_code = ExitCode::kUsage,
-                      .id = "train.options",
-                      .field = "eval_every",
-                      .problem = "evaluates nothing without a validation loader",
-                      .got = std::to_string(impl_->options_.eval_every),
-                      .hint = "pass FitOptions::validation, or set eval_every to 0"});
-  }
-  Logger* logger = options.logger;
-  TrainerOptions own = impl_->options_;
-  if (!own.resume.empty()) {
-    const int64_t saved = fit_of_checkpoint(own, impl_->fits_);
-    if (saved > impl_->fits_.count) return skip_fit(saved, impl_->fits_, logger);
-    if (saved < impl_->fits_.count) own.resume.clear();
-  }
-  FitOptions fit = options;
-  if (options.open_logger) {
-    fit.open_logger = [&]() -> absl::StatusOr<Logger*> {
-      TRAINKIT_ASSIGN_OR_RETURN(logger, options.open_logger());
-      return logger;
-    };
-  }
-  const auto run = [&]() -> absl::StatusOr<TrainerResult> {
-    try {
-      return TrainingRun(impl_->devices_, *impl_->optimizer_, own, loader, std::move(loss), fit, impl_->fits_)();
-    } catch (...) {
-      return status_from_current_exception();
-    }
-  };
-  absl::StatusOr<TrainerResult> result = run();
-  const auto error = error_of(result.status());
-  const bool lacks_memory = absl::IsResourceExhausted(result.status()) && (!error || error->id == "memory.exhausted");
-  if (lacks_memory) explain_out_of_memory(impl_->options_, impl_->devices_, logger);
-  return result;
+absl::StatusOr<Session> Trainer::begin_loss(BatchSource* source, LossFunction loss, const FitOptions& options) {
+  TRAINKIT_RETURN_IF_ERROR(check_fit(options, impl_->options_, source));
+  TRAINKIT_RETURN_IF_ERROR(check_losses(impl_->trained_, loss, options));
+  auto session = std::make_unique<Session::Impl>(*impl_);
+  TRAINKIT_RETURN_IF_ERROR(session->begin(source, std::move(loss), options));
+  return Session(std::move(session));
 }
 
 int64_t planned_steps(int64_t batches_per_epoch, const TrainerOptions& options) {

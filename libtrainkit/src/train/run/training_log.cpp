@@ -1,5 +1,7 @@
 #include "train/run/training_log.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -29,6 +31,24 @@ MonitorReport with_memory(MonitorReport report, const DeviceMemory& predicted, c
   return report;
 }
 
+/// Returns the rates of the players in the last step, from those of the host before it.
+LateRates rates_of_players(const FitContext& run, const StepMetrics& metrics, const std::vector<double>& lrs) {
+  const auto of_player = [&](size_t i) {
+    return rates_of_step(run.players[i].optimizer, run.players[i].scheduler, metrics, lrs.at(i));
+  };
+  LateRates all = of_player(0);
+  for (size_t i = 0; run.has_players() && i < run.players.size(); ++i) {
+    const std::vector<ParamGroup>& groups = run.players[i].optimizer.param_groups();
+    std::vector<std::string> names;
+    for (size_t g = 0; g < groups.size(); ++g) {
+      names.push_back(
+          fmt::format("{}.lr.{}", run.players[i].name, groups[g].name.empty() ? std::to_string(g) : groups[g].name));
+    }
+    all.append(of_player(i), std::move(names));
+  }
+  return all;
+}
+
 }  // namespace
 
 TrainingLog::TrainingLog(FitContext& run, Logger* logger)
@@ -42,7 +62,7 @@ void TrainingLog::use(Logger* logger) {
 void TrainingLog::begin() {
   if (!logger_) return;
   const TrainerOptions& options = run_.options;
-  const int64_t steps = planned_steps(run_.loader.batches_per_epoch(), options);
+  const int64_t steps = planned_steps(run_.source.batches_per_epoch(), options);
   const bool steps_end = steps == options.max_steps;
   const double epochs = static_cast<double>(run_.progress.first_epoch + options.max_epochs);
   logger_->begin({.first_step = run_.first_step,
@@ -53,8 +73,12 @@ void TrainingLog::begin() {
 
 void TrainingLog::start() {
   start_ = interval_.start = reported_ = Clock::now();
-  first_stats_ = run_.loader.stats();
-  monitor_.emplace(run_.loader, monitor_sources(), run_.options.monitoring);
+  first_stats_ = run_.source.stats();
+  if (const Prefetcher* loader = run_.source.loader()) {
+    monitor_.emplace(*loader, monitor_sources(), run_.options.monitoring);
+  } else {
+    monitor_.emplace([this] { return run_.source.stats(); }, monitor_sources(), run_.options.monitoring);
+  }
 }
 
 MonitorReport TrainingLog::stop(const DeviceMemory& predicted, const DeviceMemory& real) {
@@ -90,9 +114,9 @@ void TrainingLog::add_batch(const Batch& batch) {
   interval_.rows += batch.size() - batch.padding_rows();
 }
 
-void TrainingLog::add_step(StepMetrics metrics, double lr) {
+void TrainingLog::add_step(StepMetrics metrics, std::vector<double> lrs) {
   if (!run_.options.weight_unit.empty()) interval_.weight += metrics.world_weight;
-  last_ = {std::move(metrics), lr, /*averaged=*/false};
+  last_ = {std::move(metrics), std::move(lrs), /*averaged=*/false};
 }
 
 void TrainingLog::tick(bool now, const DeviceMemory& predicted, const DeviceMemory& real) {
@@ -121,13 +145,12 @@ absl::Status TrainingLog::log_step(double background_seconds) {
   record.values.reserve(kUsualValues);
   add_speed(record, background_seconds);
   TRAINKIT_RETURN_IF_ERROR(add_gpus(record));
-  LateRates rates = rates_of_step(run_.optimizer, run_.scheduler.get(), last_.metrics, last_.lr);
   if (run_.step.scaler().enabled()) {
     StepMetrics scaled = last_.metrics;
     scaled.metrics.emplace_back(fields::kLossScale, run_.step.scaler().get_scale());
-    records_.add(std::move(record), scaled, std::move(rates));
+    records_.add(std::move(record), scaled, rates_of_players(run_, last_.metrics, last_.lrs));
   } else {
-    records_.add(std::move(record), last_.metrics, std::move(rates));
+    records_.add(std::move(record), last_.metrics, rates_of_players(run_, last_.metrics, last_.lrs));
   }
   interval_ = {.start = Clock::now()};
   return run_.group && !run_.devices.device().is_cpu() ? absl::OkStatus() : records_.emit(/*wait=*/false);
@@ -188,13 +211,11 @@ void TrainingLog::resume(Clock::time_point start, bool for_save) {
   if (for_save) interval_.save_seconds += seconds;
 }
 
-double TrainingLog::wall_seconds() const { return seconds_since(start_); }
-
-double TrainingLog::effective_fraction() const {
-  const double seconds = wall_seconds();
-  return seconds > 0 ? 1 - pause_seconds_ / seconds : 0;
+TrainingLog::RunTimes TrainingLog::times() const {
+  const double seconds = seconds_since(start_);
+  return {.wall_seconds = seconds,
+          .effective_fraction = seconds > 0 ? 1 - pause_seconds_ / seconds : 0,
+          .data_wait_fraction = difference(run_.source.stats(), first_stats_).wait_fraction()};
 }
-
-double TrainingLog::data_wait_fraction() const { return difference(run_.loader.stats(), first_stats_).wait_fraction(); }
 
 }  // namespace trainkit

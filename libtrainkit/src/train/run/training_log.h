@@ -42,8 +42,8 @@ class TrainingLog {
 
   /// Notes the batch that is trained next.
   void add_batch(const Batch& batch);
-  /// Notes a step that has ended, and the optimizer's learning rate before it.
-  void add_step(StepMetrics metrics, double lr);
+  /// Notes a step that has ended, and the learning rates of the players before it.
+  void add_step(StepMetrics metrics, std::vector<double> lrs);
   /// Advances the progress bar, and passes the monitor's report to the logger, at most every few seconds unless `now`.
   void tick(bool now, const DeviceMemory& predicted, const DeviceMemory& real);
   /// Starts to read the scalars of the last step; the record is logged when they are on the host.
@@ -53,17 +53,21 @@ class TrainingLog {
   absl::Status emit(bool wait) { return records_.emit(wait); }
   /// Logs an evaluation that took `seconds`.
   void log_evaluation(const Metrics& metrics, double seconds);
+  /// Loss of the last record that was logged; NaN before.
+  double last_logged_loss() const { return records_.last_loss(); }
   /// Loss of the last step, over all ranks. Waits for the device. Every rank calls it.
   double last_loss();
 
   /// Begins and ends a pause. `for_save`: the next record's save_seconds contain it.
   Clock::time_point pause();
   void resume(Clock::time_point start, bool for_save = false);
-  /// Seconds since start(), and the share of them outside pauses.
-  double wall_seconds() const;
-  double effective_fraction() const;
-  /// Share of the time in which training waited for batches.
-  double data_wait_fraction() const;
+  /// Of the run so far, see TrainerResult.
+  struct RunTimes {
+    double wall_seconds = 0;
+    double effective_fraction = 0;
+    double data_wait_fraction = 0;
+  };
+  RunTimes times() const;
 
  private:
   MonitorSources monitor_sources();
@@ -74,8 +78,8 @@ class TrainingLog {
   /// The last step.
   struct LastStep {
     StepMetrics metrics = {};
-    double lr = 0;         // before the groups' multiples, while the host knows it
-    bool averaged = true;  // over the ranks
+    std::vector<double> lrs = {};  // of the players, before the groups' multiples, while the host knows them
+    bool averaged = true;          // over the ranks
   };
   /// Since the last record.
   struct Interval {

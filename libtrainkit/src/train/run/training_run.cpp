@@ -11,7 +11,9 @@
 #include "core/base/user_exception.h"
 #include "core/tensors/recorded.h"
 #include "train/agreement/steps_in_flight.h"
+#include "train/run/host_changes.h"
 #include "train/run/run_messages.h"
+#include "train/run/step_losses.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/train/checkpoint.h"
@@ -33,22 +35,16 @@ int64_t most_skipped(const TrainerOptions& options) {
   return fails ? 1 : options.max_nonfinite;
 }
 
-absl::StatusOr<std::optional<Batch>> next_batch(Prefetcher& loader) {
-  const detail::ProfileStage stage("wait for a batch");
-  return loader.next();
-}
-
-/// Makes loaders that were created without a device copy their batches to it from now on.
-void use_devices(const DeviceReplicator& replicas, std::initializer_list<Prefetcher*> loaders) {
-  if (!replicas.device().is_cuda()) return;
-  for (Prefetcher* loader : loaders) {
-    if (loader && loader->options().device.is_cpu()) loader->use_devices(detail::devices_of(replicas));
-  }
+std::string names_of(const std::vector<NamedState>& states) {
+  std::string names;
+  for (const NamedState& state : states) names += state.name + "\n";
+  return names;
 }
 
 /// Compares settings and data of the ranks before the first collective. If they differed, rows and gradients would
 /// not match, or one rank would finish before the others.
-absl::Status compare_ranks(const FitContext& run, const Prefetcher* validation) {
+absl::Status compare_ranks(const FitContext& run, const Prefetcher* validation,
+                           const std::vector<ValidationSet>& more) {
   if (!run.group) return absl::OkStatus();
   // The checkpoint first: its missing or older folder on one machine also changes other fields.
   std::vector<DigestField> fields = {{"step of the checkpoint", std::to_string(run.progress.step)},
@@ -63,74 +59,112 @@ absl::Status compare_ranks(const FitContext& run, const Prefetcher* validation) 
                                      {"save_every", std::to_string(run.options.save_every)},
                                      {"early_stopping", std::to_string(run.options.early_stopping)},
                                      {"monitor", run.options.monitor},
-                                     {"batch_size", std::to_string(run.loader.options().batch_size)},
-                                     {"batches per epoch", std::to_string(run.loader.batches_per_epoch())},
-                                     {"seed of the order", std::to_string(run.loader.sampler().seed())}};
-  append_data_fields("training", run.loader.dataset(), fields);
+                                     {"names of the state", names_of(run.others)}};
+  for (const RunParts::Player& player : run.players) {
+    if (run.has_players()) fields.push_back({"player", player.name});
+  }
+  run.source.append_fields(fields);
   if (validation) append_data_fields("validation", validation->dataset(), fields);
+  for (const ValidationSet& set : more) append_data_fields("validation " + set.name, set.loader->dataset(), fields);
   return run.group->compare_digest(fields);
+}
+
+/// Lets the steps call on_gradients.
+Trained with_events(Trained trained, RunEvents& events) {
+  trained.on_gradients = events.gradient_reader();
+  return trained;
 }
 
 }  // namespace
 
-TrainingRun::TrainingRun(detail::ReplicaStrategy& devices, Optimizer& optimizer, const TrainerOptions& options,
-                         Prefetcher& loader, LossFunction loss, const FitOptions& fit, EarlierFits& earlier)
-    : run_(devices, optimizer, options, loader),
-      loss_(with_step(std::move(loss), "the loss function")),
-      fit_(fit),
+TrainingRun::TrainingRun(detail::ReplicaStrategy& devices, Trained trained, const TrainerOptions& options,
+                         BatchSource* source, LossFunction loss, const FitOptions& fit, EarlierFits& earlier)
+    : fit_(fit),
+      events_(fit_.events, run_, host_),
+      run_(devices, naming_step(with_events(std::move(trained), events_), run_.progress), options, source, fit_.state),
+      loss_(naming_step(std::move(loss), "the loss function", run_.progress)),
       earlier_(earlier),
       log_(run_, fit.logger),
       saves_(run_, log_),
       steady_(run_),
       skipped_(most_skipped(options)),
-      stop_(options, loader, run_.progress, skipped_),
-      validation_(devices, run_.step, options, fit_, fit_.validation_loss ? fit_.validation_loss : loss_),
+      stop_(run_, skipped_, host_, events_),
+      evaluations_(run_, fit_, loss_, log_, stop_, events_),
       profile_(options.output_dir,
                earlier.count > 0 && options.profile_step <= earlier.steps ? 0 : options.profile_step, devices.device(),
                run_.group) {
-  if (fit_.validation_loss) {
-    fit_.validation_loss = with_step(std::move(fit_.validation_loss), "the loss function of the evaluation");
-  }
   run_.progress.fit = earlier.count;
   run_.progress.step = run_.progress.first_step = earlier.steps;
-  run_.progress.first_epoch = loader.epoch() + (loader.position() > 0 && loader.at_epoch_end() ? 1 : 0);
+  const bool has_epoch_ended = run_.source.batches_per_epoch() > 0 && run_.source.at_epoch_end();
+  run_.progress.first_epoch = run_.source.epoch() + (has_epoch_ended ? 1 : 0);
   run_.progress.rows = earlier.rows;
   run_.step.set_step(run_.progress.step);
 }
 
-absl::StatusOr<TrainerResult> TrainingRun::operator()() {
-  std::optional<SignalWatch> signals;
-  if (run_.options.handle_signals) signals.emplace();
-  use_devices(run_.devices, {&run_.loader, fit_.validation});
+absl::Status TrainingRun::begin() {
+  run_.source.use_devices(run_.devices);
   TRAINKIT_RETURN_IF_ERROR(prepare());
-  if (log_.logger()) log_.print(warnings_of_model(run_.devices, run_.optimizer));
+  if (log_.logger()) log_.print(warnings_of_model(run_));
   stop_.start();
   log_.start();
-  TRAINKIT_RETURN_IF_ERROR(evaluate_again());
-  while (!stop_.finished()) {
+  TRAINKIT_RETURN_IF_ERROR(events_.call("on_begin", [&](Events& events) { return events.on_begin(run_.first_step); }));
+  if (!run_.group) stop_.check_vote(stop_.vote());  // of on_begin
+  if (evaluations_.is_missing()) TRAINKIT_RETURN_IF_ERROR(evaluate(/*save_due=*/false));
+  publish();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> TrainingRun::step() {
+  if (!run_.source.source()) {
+    return to_status({.exit_code = ExitCode::kUsage,
+                      .id = "train.session",
+                      .problem = "the session has no source of batches",
+                      .hint = "pass each batch: step(batch)"});
+  }
+  const int64_t before = run_.steps_taken;
+  while (!stop_.finished() && run_.steps_taken == before) {
     if (run_.step.accumulated() == 0) TRAINKIT_RETURN_IF_ERROR(record_profile());
-    TRAINKIT_ASSIGN_OR_RETURN(const std::optional<Batch> batch, next_batch(run_.loader));
+    TRAINKIT_ASSIGN_OR_RETURN(const std::optional<Batch> batch, run_.source.next());
     if (batch) {
       TRAINKIT_RETURN_IF_ERROR(accumulate(*batch));
-    } else {
-      if (run_.step.accumulated() > 0) TRAINKIT_RETURN_IF_ERROR(complete_step());
-      stop_.check_epochs();
+      continue;
+    }
+    if (run_.step.accumulated() > 0) TRAINKIT_RETURN_IF_ERROR(complete_step());
+    stop_.check_epochs();
+    stop_.check_source();
+    if (run_.source.has_epochs()) {
+      TRAINKIT_RETURN_IF_ERROR(
+          events_.call("on_epoch", [&](Events& events) { return events.on_epoch(run_.source.epoch()); }));
+      if (!run_.group) stop_.check_vote(stop_.vote());
     }
   }
+  publish();
+  return run_.steps_taken > before;
+}
+
+absl::StatusOr<bool> TrainingRun::step(const Batch& batch) {
+  if (stop_.finished()) return false;
+  if (run_.step.accumulated() == 0) TRAINKIT_RETURN_IF_ERROR(record_profile());
+  run_.source.note(batch);
+  TRAINKIT_RETURN_IF_ERROR(accumulate(batch));
+  publish();
+  return true;
+}
+
+absl::StatusOr<TrainerResult> TrainingRun::finish() {
+  if (!stop_.finished() && run_.step.accumulated() > 0) TRAINKIT_RETURN_IF_ERROR(complete_step());
+  stop_.end();
   result_.monitor = log_.stop(steady_.predicted(), steady_.real());
   TRAINKIT_RETURN_IF_ERROR(end());
+  publish();
   return std::move(result_);
 }
 
-LossFunction TrainingRun::with_step(LossFunction loss, const char* who) const {
-  return [this, who, loss = std::move(loss)](torch::nn::Module& model, const Batch& batch) {
-    try {
-      return loss(model, batch);
-    } catch (...) {
-      const int64_t step = run_.progress.step + (c10::GradMode::is_enabled() ? 1 : 0);  // else in an evaluation
-      throw absl::BadStatusOrAccess(detail::status_from_user_exception("step " + std::to_string(step), who));
-    }
-  };
+void TrainingRun::publish() {
+  host_.publish({.step = run_.progress.step,
+                 .epochs = run_.epochs(),
+                 .loss = log_.last_logged_loss(),
+                 .has_ended = stop_.finished()});
 }
 
 void TrainingRun::take_step(c10::function_ref<void()> call) {
@@ -150,20 +184,22 @@ void TrainingRun::take_step(c10::function_ref<void()> call) {
 
 absl::Status TrainingRun::prepare() {
   const TrainerOptions& options = run_.options;
-  TRAINKIT_RETURN_IF_ERROR(check_has_batch(run_.loader));
-  const double asked_lr = run_.optimizer.initial_lr();
+  TRAINKIT_RETURN_IF_ERROR(run_.source.check_has_batch());
+  std::vector<double> asked_lrs;
+  for (const RunParts::Player& player : run_.players) asked_lrs.push_back(player.optimizer.initial_lr());
   std::string differs;
   if (!options.resume.empty()) {
     TRAINKIT_ASSIGN_OR_RETURN(
         differs, resume_run(options.resume, options.output_dir, run_.parts(), run_.shape(), run_.progress));
   }
-  TRAINKIT_RETURN_IF_ERROR(compare_ranks(run_, fit_.validation));
+  TRAINKIT_RETURN_IF_ERROR(compare_ranks(run_, fit_.validation, fit_.validation_sets));
+  TRAINKIT_RETURN_IF_ERROR(evaluations_.open());
   TRAINKIT_RETURN_IF_ERROR(saves_.open());
   if (fit_.open_logger) {
     TRAINKIT_ASSIGN_OR_RETURN(Logger* const opened, fit_.open_logger());
     log_.use(opened);
   }
-  if (!options.resume.empty()) TRAINKIT_RETURN_IF_ERROR(continue_run(differs, asked_lr));
+  if (!options.resume.empty()) TRAINKIT_RETURN_IF_ERROR(continue_run(differs, asked_lrs));
   run_.reserve_schedule();
   TRAINKIT_RETURN_IF_ERROR(log_.print_gpu_memory());
   run_.first_step = run_.progress.step;
@@ -177,26 +213,32 @@ absl::Status TrainingRun::prepare() {
   return absl::OkStatus();
 }
 
-absl::Status TrainingRun::continue_run(const std::string& differs, double asked_lr) {
+absl::Status TrainingRun::continue_run(const std::string& differs, const std::vector<double>& asked_lrs) {
   if (!differs.empty()) log_.print("warning: " + differs);
-  if (run_.options.override_lr) {
-    run_.optimizer.set_lr(asked_lr);
-    if (run_.scheduler) run_.scheduler->set_base_lr(asked_lr);
-  }
-  // Compared with the initial rate: a plateau may have lowered the other one.
-  if (asked_lr != run_.optimizer.initial_lr()) {
-    const double kept = run_.scheduler ? run_.scheduler->base_lr() : run_.optimizer.lr();
-    log_.print(ignored_learning_rate(kept, asked_lr));
+  for (size_t i = 0; i < asked_lrs.size(); ++i) {
+    const RunParts::Player& player = run_.players[i];
+    if (run_.options.override_lr) {
+      player.optimizer.set_lr(asked_lrs[i]);
+      if (player.scheduler) player.scheduler->set_base_lr(asked_lrs[i]);
+    }
+    // Compared with the initial rate: a plateau may have lowered the other one.
+    if (asked_lrs[i] == player.optimizer.initial_lr()) continue;
+    const double kept = player.scheduler ? player.scheduler->base_lr() : player.optimizer.lr();
+    log_.print(ignored_learning_rate(kept, asked_lrs[i]));
   }
   if (log_.logger()) TRAINKIT_RETURN_IF_ERROR(log_.logger()->rewind(run_.progress.step));
   saves_.set_last_step(run_.progress.step);
   run_.step.set_weight_unit(run_.progress.weight_unit);
+  for (size_t i = 1; i < run_.players.size() && i <= run_.progress.player_units.size(); ++i) {
+    run_.step.set_weight_unit(run_.progress.player_units[i - 1], i);
+  }
   run_.step.set_split(run_.progress.split);
   continue_at_step();
   return absl::OkStatus();
 }
 
 void TrainingRun::continue_at_step() {
+  apply_trainable(run_);
   earlier_.steps = run_.progress.step;
   run_.step.set_step(run_.progress.step);
   run_.step.synchronize();
@@ -209,7 +251,7 @@ absl::Status TrainingRun::accumulate(const Batch& batch) {
   steady_.begin_batch();
   {
     const detail::ProfileStage stage("forward and backward");
-    take_step([&] { run_.step.accumulate(batch, loss_); });
+    take_step([&] { run_.has_players() ? run_.step.accumulate(batch) : run_.step.accumulate(batch, loss_); });
   }
   return run_.step.accumulated() == run_.options.grad_accum_steps ? complete_step() : absl::OkStatus();
 }
@@ -217,7 +259,8 @@ absl::Status TrainingRun::accumulate(const Batch& batch) {
 absl::Status TrainingRun::complete_step() {
   vote();
   saves_.wait_for_copy();
-  const double lr = run_.optimizer.lr();  // the schedule's next one replaces it
+  std::vector<double> lrs;  // the schedules' next ones replace them
+  for (const RunParts::Player& player : run_.players) lrs.push_back(player.optimizer.lr());
   StepMetrics metrics;
   {
     const detail::ProfileStage stage("update");
@@ -225,9 +268,14 @@ absl::Status TrainingRun::complete_step() {
   }
   skipped_.add(run_.progress.step + 1, metrics);
   log_.print(skipped_.take(/*wait=*/false));
-  log_.add_step(std::move(metrics), lr);
   earlier_.steps = ++run_.progress.step;
+  ++run_.steps_taken;
+  const auto on_step = [&](Events& events) { return events.on_step(run_.progress.step, metrics); };
+  TRAINKIT_RETURN_IF_ERROR(events_.call("on_step", on_step));
+  log_.add_step(std::move(metrics), std::move(lrs));
   run_.progress.weight_unit = run_.step.weight_unit();
+  run_.progress.player_units.clear();
+  for (size_t i = 1; i < run_.players.size(); ++i) run_.progress.player_units.push_back(run_.step.weight_unit(i));
   const bool measured = steady_.end_step();
   if (measured) log_.print(steady_.memory_line());
   if (run_.step.split() != run_.progress.split) TRAINKIT_RETURN_IF_ERROR(log_split());
@@ -239,6 +287,7 @@ absl::Status TrainingRun::complete_step() {
 absl::Status TrainingRun::after_step() {
   const TrainerOptions& options = run_.options;
   const int stop = agreed_stop();
+  if (stop == kEventFailed) return events_.error();
   if (stop == kGiveUp) return skipped_.error();
   if (stop == kRollBack) return roll_back();
   TRAINKIT_RETURN_IF_ERROR(saves_.check());
@@ -248,7 +297,7 @@ absl::Status TrainingRun::after_step() {
   if (is_due(options.log_every)) TRAINKIT_RETURN_IF_ERROR(log_.log_step(saves_.background_seconds()));
   const bool save_due =
       saves_.is_on() && (run_.step.agreed_save() || is_due(options.save_every) || is_due(options.keep_every));
-  if (evaluation_due()) {
+  if (evaluations_.is_due()) {
     TRAINKIT_RETURN_IF_ERROR(evaluate(save_due || (saves_.is_on() && stop_.was_last_step())));
   }
   return save_due && !stop_.was_last_step() ? save() : absl::OkStatus();
@@ -256,7 +305,8 @@ absl::Status TrainingRun::after_step() {
 
 void TrainingRun::vote() {
   run_.step.request_stop(stop_.vote());
-  if (run_.options.handle_signals && SignalWatch::take_save_request()) run_.step.request_save();
+  const bool has_signal = run_.options.handle_signals && SignalWatch::take_save_request();
+  if (host_.take_save() || has_signal) run_.step.request_save();
 }
 
 int TrainingRun::agreed_stop() const {
@@ -303,15 +353,13 @@ absl::Status TrainingRun::roll_back() {
 
 absl::Status TrainingRun::end() {
   // See Note [End of an interrupted run].
-  if (stop_.reason() == ExitReason::kSignal && stop_.has_all_epochs() && !stop_.has_all_steps() &&
-      run_.loader.at_epoch_end()) {
-    TRAINKIT_RETURN_IF_ERROR(run_.loader.next().status());
+  if (stop_.is_interrupted() && stop_.has_all_epochs() && !stop_.has_all_steps() && run_.source.at_epoch_end()) {
+    TRAINKIT_RETURN_IF_ERROR(run_.source.next().status());
   }
   TRAINKIT_RETURN_IF_ERROR(end_profile());
   if (run_.progress.step > run_.first_step) TRAINKIT_RETURN_IF_ERROR(end_steps());
   // After the record of the step, as in any other step.
-  const bool evaluates =
-      fit_.validation && stop_.reason() != ExitReason::kSignal && run_.progress.evaluated_step != run_.progress.step;
+  const bool evaluates = evaluations_.has_last();
   if (evaluates) TRAINKIT_RETURN_IF_ERROR(evaluate(saves_.is_on()));
   TRAINKIT_RETURN_IF_ERROR(saves_.finish());
   if (saves_.is_on() && (evaluates || saves_.last_step() != run_.progress.step)) TRAINKIT_RETURN_IF_ERROR(save());
@@ -335,10 +383,12 @@ absl::Status TrainingRun::end() {
   result_.predicted_reserved_bytes = steady_.predicted().reserved_bytes;
   result_.real_memory_bytes = steady_.real().allocated_bytes;
   result_.real_reserved_bytes = steady_.real().reserved_bytes;
-  result_.wall_seconds = log_.wall_seconds();
-  result_.effective_fraction = log_.effective_fraction();
-  result_.data_wait_fraction = log_.data_wait_fraction();
-  return absl::OkStatus();
+  const TrainingLog::RunTimes times = log_.times();
+  result_.wall_seconds = times.wall_seconds;
+  result_.effective_fraction = times.effective_fraction;
+  result_.data_wait_fraction = times.data_wait_fraction;
+  TRAINKIT_RETURN_IF_ERROR(events_.call("on_end", [&](Events& events) { return events.on_end(result_); }));
+  return events_.failed();  // since the last vote
 }
 
 absl::Status TrainingRun::end_steps() {
@@ -346,7 +396,7 @@ absl::Status TrainingRun::end_steps() {
   log_.print(skipped_.take(/*wait=*/true));
   if (skipped_.too_many()) return skipped_.error();
   // See Note [End of an interrupted run].
-  const bool will_resume = stop_.reason() == ExitReason::kSignal && !stop_.has_all_steps() && !stop_.has_all_epochs();
+  const bool will_resume = stop_.is_interrupted() && !stop_.has_all_steps() && !stop_.has_all_epochs();
   const bool due = run_.options.log_every > 0 && run_.progress.step % run_.options.log_every != 0;
   if (due && !will_resume) TRAINKIT_RETURN_IF_ERROR(log_.log_step(saves_.background_seconds()));
   TRAINKIT_RETURN_IF_ERROR(log_.emit(/*wait=*/true));
@@ -368,10 +418,6 @@ absl::Status TrainingRun::end_profile() {
   return absl::OkStatus();
 }
 
-bool TrainingRun::evaluation_due() const {
-  return fit_.validation && run_.options.eval_every > 0 && run_.progress.step % run_.options.eval_every == 0;
-}
-
 // Note [Failed evaluation]
 // ~~~~~~~~~~~~~~~~~~~~~~~~
 // A checkpoint is written after the evaluation of its step, because it contains the evaluation's effects (best step,
@@ -385,16 +431,9 @@ absl::Status TrainingRun::evaluate(bool save_due) {
   take_step([&] { run_.step.confirm(); });
   TRAINKIT_RETURN_IF_ERROR(log_.emit(/*wait=*/true));
   TRAINKIT_RETURN_IF_ERROR(saves_.finish());  // on_evaluation may look up the last checkpoint, as BestModel does
-  const TrainingLog::Clock::time_point start = log_.pause();
-  absl::StatusOr<Metrics> metrics = validation_.evaluate(run_.progress.step);
-  absl::Status evaluated = metrics.status();
-  if (evaluated.ok()) {
-    TRAINKIT_RETURN_IF_ERROR(log_.print_gpu_memory());
-    note_evaluation(*metrics);
-    log_.log_evaluation(*metrics, std::chrono::duration<double>(TrainingLog::Clock::now() - start).count());
-    result_.evaluation = *std::move(metrics);
-  }
-  log_.resume(start);
+  absl::StatusOr<Metrics> metrics = evaluations_.run();
+  const absl::Status evaluated = metrics.status();
+  if (evaluated.ok()) result_.evaluation = *std::move(metrics);
   if (evaluated.ok() || !save_due) return evaluated;
   absl::Status saved = save();
   if (saved.ok()) saved = saves_.finish();
@@ -402,33 +441,8 @@ absl::Status TrainingRun::evaluate(bool save_due) {
   return evaluated;
 }
 
-absl::Status TrainingRun::evaluate_again() {
-  const bool failed = !run_.options.resume.empty() && !stop_.finished() && evaluation_due() && run_.progress.step > 0 &&
-                      run_.progress.evaluated_step != run_.progress.step;
-  return failed ? evaluate(/*save_due=*/false) : absl::OkStatus();
-}
-
-void TrainingRun::note_evaluation(const Metrics& metrics) {
-  RunProgress& progress = run_.progress;
-  const TrainerOptions& options = run_.options;
-  progress.evaluated_step = progress.step;
-  const double value = metrics.at(options.monitor);
-  const auto best = progress.best.find(options.monitor);
-  const bool none_yet = best == progress.best.end();
-  // NaN is no improvement, and every number is one over a first evaluation of NaN.
-  const bool improved =
-      !std::isnan(value) && (none_yet || std::isnan(best->second) ||
-                             (options.monitor_higher_is_better ? value > best->second : value < best->second));
-  if (improved || none_yet) {
-    progress.best = metrics;
-    progress.best_step = progress.step;
-  }
-  progress.bad_evaluations = improved ? 0 : progress.bad_evaluations + 1;
-  if (options.plateau) run_.scheduler->step_metric(value);
-  stop_.check_patience();
-}
-
 absl::Status TrainingRun::save() {
+  TRAINKIT_RETURN_IF_ERROR(events_.call("on_save", [&](Events& events) { return events.on_save(run_.progress.step); }));
   take_step([&] { run_.step.confirm(); });
   return saves_.save();
 }

@@ -5,18 +5,19 @@
 #include <c10/util/FunctionRef.h>
 
 #include <cstdint>
-#include <optional>
 #include <string>
 
 #include "distributed/replicas/replica_strategy.h"
 #include "train/records/skipped_steps.h"
 #include "train/records/step_profile.h"
 #include "train/run/fit_context.h"
+#include "train/run/host_requests.h"
+#include "train/run/run_evaluations.h"
+#include "train/run/run_events.h"
 #include "train/run/steady_state.h"
 #include "train/run/stop_policy.h"
 #include "train/run/training_log.h"
 #include "train/run/training_saves.h"
-#include "train/run/validation.h"
 #include "trainkit/train/trainer.h"
 
 namespace trainkit {
@@ -28,20 +29,30 @@ struct EarlierFits {
   RowTrace rows = {};
 };
 
-/// The loop of a run: takes batches through steps, and decides what is due after each. Keeps references to the
-/// arguments.
+/// A run in steps: takes batches through them, and decides what is due after each. Keeps references to the arguments
+/// but for `loss` and `fit`.
 class TrainingRun {
  public:
-  TrainingRun(detail::ReplicaStrategy& devices, Optimizer& optimizer, const TrainerOptions& options, Prefetcher& loader,
+  /// @param source nullptr if the caller passes each batch
+  /// @param loss of the only optimizer
+  TrainingRun(detail::ReplicaStrategy& devices, Trained trained, const TrainerOptions& options, BatchSource* source,
               LossFunction loss, const FitOptions& fit, EarlierFits& earlier);
 
-  /// Trains until a limit is reached. Call it once.
-  absl::StatusOr<TrainerResult> operator()();
+  /// Resumes if requested, and opens what the run writes to. Call it first, once.
+  absl::Status begin();
+  /// Runs a step with the next batches of the source. Returns false, without a step, after the end of the run.
+  absl::StatusOr<bool> step();
+  /// Takes a batch of the caller; returns false after the end of the run.
+  absl::StatusOr<bool> step(const Batch& batch);
+  /// Ends the run, here if no limit is reached. Call it last, once.
+  absl::StatusOr<TrainerResult> finish();
+
+  /// Takes the requests of other threads, and reports where the run is.
+  HostRequests& host() { return host_; }
+  /// For changes between steps.
+  FitContext& context() { return run_; }
 
  private:
-  /// Wraps a loss function: its exceptions become errors that name the step.
-  LossFunction with_step(LossFunction loss, const char* who) const;
-
   /// Calls a part of the step. If memory runs out there, not even one row at a time fits.
   void take_step(c10::function_ref<void()> call);
 
@@ -50,10 +61,13 @@ class TrainingRun {
   absl::Status prepare();
 
   /// Continues from the checkpoint that was read, after the logger was opened. Warns of `differs`.
-  absl::Status continue_run(const std::string& differs, double asked_lr);
+  absl::Status continue_run(const std::string& differs, const std::vector<double>& asked_lrs);
 
   /// Continues at the step of run_.progress, whose weights have been loaded.
   void continue_at_step();
+
+  /// Tells host() where the run is.
+  void publish();
 
   absl::Status accumulate(const Batch& batch);
   absl::Status complete_step();
@@ -80,21 +94,17 @@ class TrainingRun {
   /// Ends the recording of steps, writes it and logs where; warns if it never began.
   absl::Status end_profile();
 
-  bool evaluation_due() const;
   /// Evaluates. If that fails and a save is due, writes the checkpoint before it returns the error. See
   /// Note [Failed evaluation].
   absl::Status evaluate(bool save_due);
-  /// Evaluates a resumed step whose evaluation failed in the run that saved it. See Note [Failed evaluation].
-  absl::Status evaluate_again();
-  /// Updates the best step, the plateau schedule and early stopping.
-  void note_evaluation(const Metrics& metrics);
-
   /// Saves a checkpoint, see TrainingSaves::save.
   absl::Status save();
 
+  HostRequests host_;
+  FitOptions fit_;
+  RunEvents events_;
   FitContext run_;
   LossFunction loss_;
-  FitOptions fit_;
   EarlierFits& earlier_;
   TrainingLog log_;
   TrainingSaves saves_;
@@ -102,7 +112,7 @@ class TrainingRun {
   TrainerResult result_;
   SkippedSteps skipped_;
   StopPolicy stop_;
-  Validation validation_;
+  RunEvaluations evaluations_;
   StepProfile profile_;
   /// Consecutive rollbacks to one step.
   struct Rollbacks {

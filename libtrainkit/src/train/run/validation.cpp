@@ -105,13 +105,23 @@ void Validation::call_back(int64_t step, Metrics& metrics) {
       "before the evaluation. Change modes between two calls of fit(), or in the loss function");
 }
 
-/// Returns the means over all ranks. If memory runs out and captured steps hold some, drops them and evaluates again.
+/// Returns the means over all ranks, of all sets.
 absl::StatusOr<Metrics> Validation::means(int64_t step) {
+  TRAINKIT_ASSIGN_OR_RETURN(Metrics all, means_of(*fit_.validation, loss_, step));
+  for (const ValidationSet& set : fit_.validation_sets) {
+    TRAINKIT_ASSIGN_OR_RETURN(const Metrics metrics, means_of(*set.loader, set.loss ? set.loss : loss_, step));
+    for (const auto& [name, value] : metrics) all[set.name + "." + name] = value;
+  }
+  return all;
+}
+
+/// If memory runs out and captured steps hold some, drops them and evaluates again.
+absl::StatusOr<Metrics> Validation::means_of(Prefetcher& loader, const LossFunction& loss, int64_t step) {
   const auto lacks_memory = [this](const absl::Status& status) {
     return absl::IsResourceExhausted(status) && step_.drop_graphs("out of memory in an evaluation");
   };
   const auto evaluate_once = [&] {
-    return trainkit::evaluate(devices_, *fit_.validation, loss_, options_.precision,
+    return trainkit::evaluate(devices_, loader, loss, options_.precision,
                               fit_.logger ? progress_lines(*fit_.logger, step, steady_seconds) : EvaluationProgress());
   };
   try {

@@ -30,6 +30,7 @@ class Validation {
  private:
   absl::StatusOr<Metrics> evaluate_here(int64_t step);
   absl::StatusOr<Metrics> means(int64_t step);
+  absl::StatusOr<Metrics> means_of(Prefetcher& loader, const LossFunction& loss, int64_t step);
   void call_back(int64_t step, Metrics& metrics);
   absl::StatusOr<Metrics> agree(Metrics metrics, ProcessGroup& group);
 
