@@ -155,6 +155,7 @@ TEST_CASE("Several validation sets, with gradients, and the best model of one of
   const TrainerOptions options{.max_steps = 6,
                                .log_every = 0,
                                .eval_every = 2,
+                               .save_every = 100,
                                .output_dir = dir / "run",
                                .monitor = "far.slope",
                                .monitor_higher_is_better = true};

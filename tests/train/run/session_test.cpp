@@ -259,6 +259,7 @@ TEST_CASE("An error ends a session, and stays", "[train][session]") {
   CHECK_THAT(std::string(failed.status().message()), Contains("step 2") && Contains("a bad batch"));
   CHECK(session.step(simulated_batch(1)).status() == failed.status());
   CHECK(session.finish().status() == failed.status());
+  CHECK(session.progress().has_ended);
   CHECK(one.trainer->begin(tiny_loss).ok());
 }
 

@@ -137,9 +137,11 @@ TEST_CASE("Every option out of range is reported at once", "[train][trainer]") {
   }
 }
 
-TEST_CASE("A trainer without a limit is refused", "[train][trainer]") {
+TEST_CASE("A run without a limit over a source that does not end is refused", "[train][trainer]") {
   auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
-  const absl::Status refused = Trainer::create(*devices, SGD({.lr = 1e-2}), {}).status();
+  auto trainer = Trainer::create(*devices, SGD({.lr = 1e-2}), {}).value();
+  const auto loader = tiny_loader(8, 4);
+  const absl::Status refused = trainer.fit(*loader, tiny_loss).status();
   CHECK(exit_code(refused) == ExitCode::kUsage);
   CHECK_THAT(error_line(refused), Catch::Contains("max_epochs or max_steps must be given"));
 }

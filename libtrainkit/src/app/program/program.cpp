@@ -1,3 +1,4 @@
+#include <c10/util/Exception.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -11,6 +12,7 @@
 #include <exception>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -115,6 +117,19 @@ int report(ProgramState& program, const absl::Status& ended) {
 // - If report() itself terminates (`is_nested` on the same thread), or for any other exception, the previous handler
 //   runs.
 
+/// Passes LibTorch's warnings on, but for one after a device has failed: since 2.15 a block of page-locked memory that is
+/// freed then warns, with a stack trace. The error says the same.
+class Warnings final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override {
+    constexpr std::string_view kOfFailedDevice = "Failed to record an event while freeing a pinned host block";
+    if (!warning.msg().starts_with(kOfFailedDevice)) previous_->process(warning);
+  }
+
+ private:
+  c10::WarningHandler* previous_ = c10::WarningUtils::get_warning_handler();
+};
+
 /// State of the running program for end_for_device(). See Note [Failed devices].
 struct Running {
   std::atomic<ProgramState*> program = nullptr;
@@ -170,6 +185,8 @@ absl::Status flush_output() {
 int run_program(const std::function<absl::StatusOr<int>(ProgramState& program)>& body) {
   std::signal(SIGXFSZ, SIG_IGN);  // exceeding `ulimit -f` becomes a write error
   ignore_signals();
+  Warnings warnings;
+  const c10::WarningUtils::WarningHandlerGuard filter(&warnings);
   ProgramState program;
   running().program = &program;
   if (std::get_terminate() != end_for_device) running().previous_handler = std::set_terminate(end_for_device);

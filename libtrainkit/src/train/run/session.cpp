@@ -115,6 +115,7 @@ absl::Status Session::Impl::guard(c10::function_ref<absl::Status()> call) {
       error_ = status_from_current_exception();
     }
     if (!error_.ok()) {
+      has_failed_ = true;
       explain_out_of_memory(error_);
       close();
     }
@@ -131,6 +132,12 @@ void Session::Impl::explain_out_of_memory(const absl::Status& status) {
   const auto memory = describe_gpu_memory(trainer_.devices_, nullptr);
   if (memory.ok() && !memory->empty()) logger_->print(*memory);
   if (options_.explain_out_of_memory) logger_->print(options_.explain_out_of_memory());
+}
+
+Progress Session::Impl::progress() const {
+  Progress progress = run_ ? run_->host().progress() : Progress{.has_ended = true};
+  progress.has_ended |= has_failed_;
+  return progress;
 }
 
 void Session::Impl::close() {
@@ -166,8 +173,6 @@ void Session::request_save() {
 void Session::request_stop() {
   if (impl_->run()) impl_->run()->host().request_stop();
 }
-Progress Session::progress() const {
-  return impl_->run() ? impl_->run()->host().progress() : Progress{.has_ended = true};
-}
+Progress Session::progress() const { return impl_->progress(); }
 
 }  // namespace trainkit

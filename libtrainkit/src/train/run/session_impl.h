@@ -24,6 +24,7 @@ class Session::Impl {
   absl::Status begin(BatchSource* source, LossFunction loss, const FitOptions& options);
   absl::StatusOr<bool> step(const Batch* batch);
   absl::StatusOr<TrainerResult> finish();
+  Progress progress() const;
   /// Calls something between steps. Its error does not end the session.
   absl::Status between_steps(c10::function_ref<absl::Status(TrainingRun&)> call);
 
@@ -42,7 +43,7 @@ class Session::Impl {
   std::optional<SignalWatch> signals_;
   std::unique_ptr<TrainingRun> run_;
   Logger* logger_ = nullptr;
-  std::atomic<bool> is_busy_{false};
+  std::atomic<bool> is_busy_{false}, has_failed_{false};
   bool is_open_ = false;
   absl::Status error_;
   std::optional<TrainerResult> result_;

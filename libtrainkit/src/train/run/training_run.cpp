@@ -108,7 +108,7 @@ absl::Status TrainingRun::begin() {
   stop_.start();
   log_.start();
   TRAINKIT_RETURN_IF_ERROR(events_.call("on_begin", [&](Events& events) { return events.on_begin(run_.first_step); }));
-  if (!run_.group) stop_.check_vote(stop_.vote());  // of on_begin
+  if (!run_.group && host_.has_stop()) stop_.check_vote(kStopAsked);  // of on_begin
   if (evaluations_.is_missing()) TRAINKIT_RETURN_IF_ERROR(evaluate(/*save_due=*/false));
   publish();
   return absl::OkStatus();
@@ -135,7 +135,7 @@ absl::StatusOr<bool> TrainingRun::step() {
     if (run_.source.has_epochs()) {
       TRAINKIT_RETURN_IF_ERROR(
           events_.call("on_epoch", [&](Events& events) { return events.on_epoch(run_.source.epoch()); }));
-      if (!run_.group) stop_.check_vote(stop_.vote());
+      if (!run_.group && host_.has_stop()) stop_.check_vote(kStopAsked);
     }
   }
   publish();

@@ -111,9 +111,10 @@ class TrainStep::Impl {
     batches_.add(nullptr, nullptr);
   }
 
-  void accumulate(const Batch& batch, const LossFunction* borrowed, LossFunction own) {
+  /// The only phase, whose caller passes the loss.
+  Phase& single() const {
     TORCH_CHECK(!has_players(), "each player has its loss function: pass the batch alone");
-    first().accept(batch, borrowed, std::move(own));
+    return first();
   }
 
   StepMetrics finish() {
@@ -252,9 +253,11 @@ TrainStep::TrainStep(DeviceReplicator& devices, const std::vector<Player>& playe
                                    schedulers)) {}
 TrainStep::~TrainStep() = default;
 
-void TrainStep::accumulate(const Batch& batch, const LossFunction& loss) { impl_->accumulate(batch, &loss, nullptr); }
+void TrainStep::accumulate(const Batch& batch, const LossFunction& loss) {
+  impl_->single().accept(batch, &loss, nullptr);
+}
 void TrainStep::accumulate(const Batch& batch, LossFunction&& loss) {
-  impl_->accumulate(batch, nullptr, std::move(loss));
+  impl_->single().accept(batch, nullptr, std::move(loss));
 }
 void TrainStep::accumulate(const Batch& batch) { impl_->accumulate(batch); }
 StepMetrics TrainStep::finish() { return impl_->finish(); }
