@@ -117,8 +117,8 @@ int report(ProgramState& program, const absl::Status& ended) {
 // - If report() itself terminates (`is_nested` on the same thread), or for any other exception, the previous handler
 //   runs.
 
-/// Passes LibTorch's warnings on, but for one after a device has failed: since 2.15 a block of page-locked memory that is
-/// freed then warns, with a stack trace. The error says the same.
+/// Passes LibTorch's warnings on, but for one after a device has failed: since 2.15 a block of page-locked memory that
+/// is freed then warns, with a stack trace. The error says the same.
 class Warnings final : public c10::WarningHandler {
  public:
   void process(const c10::Warning& warning) override {

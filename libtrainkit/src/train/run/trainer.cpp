@@ -86,7 +86,8 @@ absl::Status check_fit(const FitOptions& fit, const TrainerOptions& options, con
                   std::to_string(options.max_epochs), "use max_steps, or end the source");
   }
   if (has_epochs && options.max_epochs == 0 && options.max_steps == 0) {
-    return refuse("", "max_epochs or max_steps must be given: the source of batches has epochs and does not end", "", "");
+    return refuse("", "max_epochs or max_steps must be given: the source of batches has epochs and does not end", "",
+                  "");
   }
   if (source && fit.validation == source) {
     return refuse("validation", "is the loader of the training, which an evaluation would move to its first row", "",
