@@ -50,6 +50,23 @@ std::string problem_of(const std::vector<Player>& players, const TrainStepOption
   return "";
 }
 
+/// Returns what run(options, rank, 2) returns on each of two ranks.
+template <class F>
+std::vector<std::vector<at::Tensor>> on_two_ranks(const F& run) {
+  std::vector<std::vector<at::Tensor>> of_ranks(2);
+  const auto texts = on_ranks(2, [&](ProcessGroup& group) -> absl::Status {
+    try {
+      of_ranks[static_cast<size_t>(group.rank())] =
+          run({.device = at::kCPU, .process_group = {&group, [](ProcessGroup*) {}}}, group.rank(), 2);
+      return absl::OkStatus();
+    } catch (...) {
+      return status_from_current_exception();
+    }
+  });
+  for (const std::string& text : texts) REQUIRE(text == "ok");
+  return of_ranks;
+}
+
 }  // namespace
 
 TEST_CASE("Players have the bits of a loop by hand", "[train][player]") {
@@ -138,18 +155,7 @@ TEST_CASE("Players on replicas and ranks train as on one device", "[train][playe
   };
   check(run({.device = at::kCPU, .cpu_replicas = 2, .share_weights = true}, 0, 1));
   check(run({.device = at::kCPU, .cpu_replicas = 3, .share_weights = false}, 0, 1));
-  std::vector<std::vector<at::Tensor>> of_ranks(2);
-  const auto texts = on_ranks(2, [&](ProcessGroup& group) -> absl::Status {
-    try {
-      of_ranks[static_cast<size_t>(group.rank())] =
-          run({.device = at::kCPU, .process_group = {&group, [](ProcessGroup*) {}}}, group.rank(), 2);
-      return absl::OkStatus();
-    } catch (...) {
-      return status_from_current_exception();
-    }
-  });
-  for (const std::string& text : texts) REQUIRE(text == "ok");
-  for (const auto& other : of_ranks) check(other);
+  for (const auto& other : on_two_ranks(run)) check(other);
 }
 
 TEST_CASE("Micro-batches of players: detached tensors are kept, a graph is refused", "[train][player]") {
@@ -280,18 +286,7 @@ TEST_CASE("WGAN-GP in float64: a penalty with a second derivative, five steps of
   CHECK(same_gan_bits(one, copies_of_gan(*gan)));
   CHECK(one[0].scalar_type() == at::kDouble);
 
-  std::vector<std::vector<at::Tensor>> of_ranks(2);
-  const auto texts = on_ranks(2, [&](ProcessGroup& group) -> absl::Status {
-    try {
-      of_ranks[static_cast<size_t>(group.rank())] =
-          run({.device = at::kCPU, .process_group = {&group, [](ProcessGroup*) {}}}, group.rank(), 2);
-      return absl::OkStatus();
-    } catch (...) {
-      return status_from_current_exception();
-    }
-  });
-  for (const std::string& text : texts) REQUIRE(text == "ok");
-  for (const auto& other : of_ranks) {
+  for (const auto& other : on_two_ranks(run)) {
     for (size_t i = 0; i < one.size(); ++i) CHECK(at::allclose(other[i], one[i], 1e-9, 1e-12));
   }
 }

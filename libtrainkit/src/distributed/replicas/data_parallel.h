@@ -74,10 +74,10 @@ class LocalGroup final : public ReplicaGroup {
 /// What sums the gradients of the phases of a step. Used by one thread.
 class PhaseSums {
  public:
-  /// @param on_gpus whether BucketReducers sum, else the caller
   PhaseSums(const ReplicaPhases& phases, const ModelState& state, const DeviceReplicatorOptions& options)
       : phases_(phases), state_(state), options_(options) {}
 
+  /// Whether BucketReducers sum, else the caller.
   void use_reducers(bool on_gpus) { has_reducers_ = on_gpus; }
   /// Lists the trained parameters of the current phase unless that was done. `is_new`: drops those of all phases first.
   void follow(bool is_new);

@@ -126,7 +126,7 @@ std::vector<at::Tensor> WeightUpdate::update_unless_nonfinite(const Agreement& a
   return blocked;
 }
 
-/// Lets the caller read the gradients. Autograd may be used in it.
+/// Lets the caller read the gradients.
 void WeightUpdate::read_gradients() {
   if (on_gradients_) on_gradients_();
 }
