@@ -7,10 +7,10 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
-#include <span>
-#include <utility>
+#include <string>
 #include <vector>
 
 #include "trainkit/data/batch_source.h"
@@ -129,8 +129,8 @@ class ReplayBuffer final : public BatchSource {
   /// State: "rows" and "batches" so far. The rows themselves are in files().
   StateDict state_dict() const override;
   absl::Status load_state_dict(const StateDict& state) override;
-  std::optional<SourceFiles> files() override;
-  absl::Status load_files(const Directory& folder) override;
+  std::vector<PendingFile> files() override;
+  absl::Status load_files(const std::map<std::string, ReadableFile>& files) override;
 
  private:
   friend class ReplayRows;

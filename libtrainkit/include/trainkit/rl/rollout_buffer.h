@@ -129,8 +129,8 @@ class RolloutBuffer final : public BatchSource {
   /// a rollout that is being trained on are in files().
   StateDict state_dict() const override;
   absl::Status load_state_dict(const StateDict& state) override;
-  std::optional<SourceFiles> files() override;
-  absl::Status load_files(const Directory& folder) override;
+  std::vector<PendingFile> files() override;
+  absl::Status load_files(const std::map<std::string, ReadableFile>& files) override;
 
  private:
   class Impl;
