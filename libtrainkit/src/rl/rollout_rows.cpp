@@ -177,7 +177,7 @@ void RolloutRows::finish(const std::vector<at::Tensor>& next_observations, const
 }
 
 PendingFile RolloutRows::file() const {
-  PendingFile file{.name = kFile};
+  PendingFile file{.name = kFile, .bytes = 0, .write = nullptr};
   std::vector<at::Tensor> rows;
   for (const at::Tensor& tensor : tensors_) {
     rows.push_back(tensor.cpu());
