@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
 
 #include "distributed/rank_threads.h"
 #include "rl/replay_rows.h"
@@ -124,7 +125,86 @@ std::vector<double> values_of(const std::vector<LogRecord>& records, int64_t aft
   return values;
 }
 
+/// Writes the only file of a source, and opens it as load_files() gets it.
+std::map<std::string, ReadableFile> written(const TempDir& dir, const std::vector<PendingFile>& files) {
+  const Directory folder = Fs::posix().open_directory(dir.path()).value();
+  WritableFile file = folder.create_file("file").value();
+  REQUIRE(files.size() == 1);
+  REQUIRE(files[0].write(file) == absl::OkStatus());
+  CHECK(file.size_bytes() == files[0].bytes);
+  REQUIRE(file.close().ok());
+  std::map<std::string, ReadableFile> opened;
+  opened.emplace(files[0].name, folder.open_file("file").value());
+  return opened;
+}
+
 }  // namespace
+
+TEST_CASE("Rows are saved as they were, although appenders overwrite them before they are written", "[rl][resume]") {
+  const TempDir dir;
+  const ReplayBufferOptions options = {
+      .capacity = 20, .batch_size = 4, .min_size = 5, .samples_per_insert = 2, .ahead = 8};
+  const auto buffer = ReplayBuffer::create(replay_fields(), options).value();
+  const auto resumed = ReplayBuffer::create(replay_fields(), options).value();
+  // Each batch needs two more rows.
+  const auto continue_from = [](ReplayBuffer& source, int64_t key) {
+    std::vector<std::vector<int64_t>> drawn;
+    for (int64_t k = 0; k < 30; ++k, key += 2) {
+      REQUIRE(append_keys(source, key, key + 2).ok());
+      const Batch batch = *source.next().value();
+      CHECK(torn_rows(batch) == 0);
+      drawn.push_back(keys_of(batch));
+    }
+    return drawn;
+  };
+  REQUIRE(append_keys(*buffer, 0, 3).ok());
+  continue_from(*buffer, 3);
+  const StateDict state = buffer->state_dict();
+  const std::vector<PendingFile> files = buffer->files();
+  const auto expected = continue_from(*buffer, 63);  // 60 rows overwrite all of 28
+  REQUIRE(resumed->load_state_dict(state).ok());
+  REQUIRE(resumed->load_files(written(dir, files)) == absl::OkStatus());
+  CHECK(resumed->rows() == 63);
+  CHECK(continue_from(*resumed, 63) == expected);
+  CHECK(absl::IsFailedPrecondition(resumed->load_files(written(TempDir(), buffer->files()))));
+  CHECK(id_of(ReplayBuffer::create(replay_fields(), options).value()->load_files({})) == "ckpt.source");
+}
+
+TEST_CASE("A rollout is saved as it was, although the next one is recorded before it is written", "[rl][resume]") {
+  const TempDir dir;
+  const RolloutOptions options = {.horizon = 3, .simulators = 2, .batch_size = 3};
+  const auto rollout = RolloutBuffer::create(walker_fields(), options).value();
+  Walkers walkers(2, /*limit=*/100);
+  rollout->collect_with([&](RolloutBuffer& buffer) {
+    while (!buffer.is_full()) {
+      const at::Tensor observation = walkers.observation();
+      buffer.add({observation, torch::ones({2}, torch::kLong)}, value_of(observation));
+      buffer.add_outcome(walkers.step(torch::ones({2}, torch::kLong)));
+    }
+    return buffer.finish({walkers.observation()}, [](const Batch& rows) { return value_of(rows["obs"]); });
+  });
+  static_cast<void>(rollout->next().value());
+  const at::Tensor observations = rollout->field("obs").clone(), returns = rollout->field("return").clone();
+  const StateDict state = rollout->state_dict();
+  const std::vector<PendingFile> files = rollout->files();
+  static_cast<void>(rollout->next().value());
+  CHECK(rollout->files().empty());  // both batches are used
+  CHECK_FALSE(rollout->next().value());
+  static_cast<void>(rollout->next().value());
+  CHECK_FALSE(at::equal(rollout->field("obs"), observations));
+  const auto resumed = RolloutBuffer::create(walker_fields(), options).value();
+  REQUIRE(resumed->load_state_dict(state).ok());
+  REQUIRE(resumed->load_files(written(dir, files)) == absl::OkStatus());
+  CHECK(at::equal(resumed->field("obs"), observations));
+  CHECK(at::equal(resumed->field("return"), returns));
+
+  RolloutOptions larger = options;
+  larger.horizon = 6;
+  larger.batch_size = 6;
+  const auto other = RolloutBuffer::create(walker_fields(), larger).value();
+  REQUIRE(other->load_state_dict(state).ok());
+  CHECK(id_of(other->load_files(written(TempDir(), files))) == "ckpt.source");
+}
 
 TEST_CASE("A run that appends and steps in one thread resumes with the same bits", "[rl][resume]") {
   const TempDir dir;

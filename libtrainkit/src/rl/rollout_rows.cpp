@@ -40,7 +40,8 @@ void copy_row(const at::Tensor& from, const at::Tensor& to, int64_t row) {
     std::memcpy(static_cast<std::byte*>(to.mutable_data_ptr()) + row * static_cast<int64_t>(bytes),
                 from.const_data_ptr(), bytes);
   } else {
-    to.select(0, row).view(from.sizes()).copy_(from, /*non_blocking=*/true);
+    // Memory of the host may be written again once this returns.
+    to.select(0, row).view(from.sizes()).copy_(from, /*non_blocking=*/!from.is_cpu());
   }
 }
 
