@@ -167,8 +167,8 @@ class TrainStep::Impl {
       devices_.phases().begin(i, keeps_graph && i != taking_part_.back());
       phase.skip_to(step_);
       for (int64_t b = 0; b < batches_.count(); ++b) {
-        phase.accept(batches_.at(b).batch, &players_[i].loss, nullptr,
-                     shared_ ? &shared_of_batch_[static_cast<size_t>(b)] : nullptr);
+        phase.accept_kept(batches_.at(b).batch, players_[i].loss,
+                          shared_ ? &shared_of_batch_[static_cast<size_t>(b)] : nullptr);
       }
       results_[i] = phase.finish();
       used_scaler |= phase.update.take_scaler_use();
