@@ -10,6 +10,7 @@
 #include "core/base/option_problems.h"
 #include "train/run/session_impl.h"
 #include "train/run/trainer_impl.h"
+#include "train/step/step_precision.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
@@ -18,6 +19,7 @@ namespace {
 
 absl::Status check_options(const TrainerOptions& options, const DeviceReplicator& devices) {
   detail::OptionProblems problems;
+  const std::string precision = detail::precision_problem(options.precision, devices);
   const auto at_least = [&](const char* name, int64_t value, int64_t least) {
     problems.require(value >= least, name, fmt::format(">= {}", least), value);
   };
@@ -42,8 +44,7 @@ absl::Status check_options(const TrainerOptions& options, const DeviceReplicator
       .require(options.save_every == 0 || !options.output_dir.empty(), "save_every needs an output_dir")
       .require(options.resume != "latest" || !options.output_dir.empty(), "resume 'latest' needs an output_dir")
       .require(options.cuda_graph != CudaGraph::kOn || devices.device().is_cuda(), "cuda_graph on needs a CUDA device")
-      .require(options.precision != Precision::kFp16 || !devices.device().is_cpu(),
-               "precision fp16 needs a GPU; use bf16 on the CPU");
+      .require(precision.empty(), precision);
   if (problems.empty()) return absl::OkStatus();
   return to_status({.exit_code = ExitCode::kUsage, .id = "train.options", .problem = problems.text()});
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "train/step/step_phase.h"
+#include "train/step/step_precision.h"
 #include "train/update/players.h"
 #include "trainkit/core/status.h"
 
@@ -20,8 +21,8 @@ const TrainStepOptions& checked(const TrainStepOptions& options, const DeviceRep
   TORCH_CHECK_VALUE(options.grad_clip >= 0, "grad_clip must be >= 0, got ", options.grad_clip);
   TORCH_CHECK_VALUE(options.ema_decay >= 0 && options.ema_decay < 1, "ema_decay must be in [0, 1), got ",
                     options.ema_decay);
-  TORCH_CHECK_VALUE(options.precision != Precision::kFp16 || !devices.device().is_cpu(),
-                    "precision fp16 needs a GPU; use bf16 on the CPU");
+  const std::string precision = detail::precision_problem(options.precision, devices);
+  TORCH_CHECK_VALUE(precision.empty(), precision);
   return options;
 }
 
