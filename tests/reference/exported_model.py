@@ -1,13 +1,16 @@
 """Exports models, and trains them in PyTorch as the reference of nn/exported_model.h.
 
 usage: exported_model.py FOLDER STEPS NAME...
+       exported_model.py refusals FOLDER    prints the errors of models that cannot be exported
 
 For each name: FOLDER/NAME.tkm, and FOLDER/NAME.safetensors with the inputs "x" and targets "y", the losses of the steps
 ("losses", float32), those of an evaluation after them ("evaluation") and the weights after them ("weight:<name>"). The
 steps are p -= 0.05 * gradient of the cross-entropy of the first output, with the seed 5 before the first.
 """
 import logging
+import os
 import pathlib
+import random
 import sys
 import warnings
 
@@ -98,7 +101,54 @@ def first_output(outputs):
     return outputs if isinstance(outputs, torch.Tensor) else next(iter(outputs.values())) if hasattr(outputs, "values") else outputs[0]
 
 
+class Decides(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        if x.sum() > 0:
+            return self.fc(x)
+        return x
+
+
+class Scaled(nn.Module):
+    """An argument that is no tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x, scale):
+        return self.fc(x) * scale
+
+
+class Forgets(nn.Module):
+    """Its output depends on what no graph has: random numbers of Python."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.fc(x) * random.random()
+
+
+def refusals(folder):
+    path = folder + "/refused.tkm"
+    for name, model, inputs in [("decides", Decides(), (torch.randn(3, 4),)), ("forgets", Forgets(), (torch.randn(3, 4),))]:
+        try:
+            trainkit.export_model(model, inputs, path)
+            print(name, "exported")
+        except trainkit.ExportError as error:
+            print(name, "refused:", " ".join(str(error).split()))
+        print(name, "left a file" if os.path.exists(path) else "left no file")
+    trainkit.export_model(Scaled(), (torch.randn(3, 4), 2.0), path)
+
+
 def main():
+    if sys.argv[1] == "refusals":
+        return refusals(sys.argv[2])
     folder, steps, names = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
     for name in names:
         model, inputs, y = make(name)

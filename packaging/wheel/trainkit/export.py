@@ -10,9 +10,11 @@ ATen operators; it holds no code. docs/formats/exported-model.md describes it.
 """
 
 import argparse
+import contextlib
 import copy
 import ctypes
 import importlib.util
+import io
 import json
 import operator
 import os
@@ -165,8 +167,12 @@ def _where(node):
 def _trace(model, args, kwargs, dynamic_shapes, training):
     model.train(training)
     mode = "training" if training else "evaluation"
+    said = io.StringIO()  # torch.export prints graphs when it fails
     try:
-        return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+        sys.stderr.write(said.getvalue())
+        return program
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         frames = [f for f in traceback.extract_tb(error.__traceback__) if os.path.dirname(torch.__file__) not in f.filename
@@ -184,12 +190,16 @@ def _default_shapes(args, kwargs):
 
 
 def _graph_inputs(program):
-    kinds, inputs, names = [], 0, []
-    for spec in program.graph_signature.input_specs:
+    """What the placeholders of a graph are."""
+    kinds, inputs = [], 0
+    tensors = {entry["position"]: entry for entry in _user_inputs(program)}
+    for position, spec in enumerate(program.graph_signature.input_specs):
         kind = spec.kind.name
         if kind == "USER_INPUT":
+            if "shape" not in tensors[position]:
+                kinds.append(["fixed", tensors[position]["name"]])
+                continue
             kinds.append(["input", inputs])
-            names.append(spec)
             inputs += 1
         elif kind in ("PARAMETER", "BUFFER"):
             kinds.append([kind.lower(), spec.target])
@@ -197,26 +207,33 @@ def _graph_inputs(program):
             kinds.append(["constant", spec.target])
         else:
             raise ExportError(f"the graph has an input of kind {kind}")
-    return kinds, names
+    return kinds
 
 
 def _dimensions(value):
     return [d if isinstance(d, int) else str(d) for d in value.shape]
 
 
-def _input_list(program):
-    """Names, dtypes and shapes of the inputs; a dimension that is a string may have any size."""
+def _user_inputs(program):
+    """The inputs of the user: names, dtypes and shapes; a dimension that is a text may have any size. Those that are no
+    tensors have the value of the example, and no shape."""
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     inputs = []
-    for spec in program.graph_signature.input_specs:
+    for position, spec in enumerate(program.graph_signature.input_specs):
         if spec.kind.name != "USER_INPUT":
             continue
-        value = placeholders[spec.arg.name].meta.get("val") if hasattr(spec.arg, "name") else None
+        entry = {"name": getattr(spec.arg, "name", ""), "position": position}
+        value = placeholders[entry["name"]].meta.get("val") if entry["name"] in placeholders else None
         if isinstance(value, torch.Tensor):
-            inputs.append({"name": spec.arg.name, "dtype": str(value.dtype)[6:], "shape": _dimensions(value)})
-        else:  # a constant of the example, which tracing has frozen
-            inputs.append({"name": getattr(spec.arg, "name", ""), "fixed": True})
+            entry |= {"dtype": str(value.dtype)[6:], "shape": _dimensions(value)}
+        inputs.append(entry)
     return inputs
+
+
+def _input_list(program):
+    inputs = _user_inputs(program)
+    fixed = [entry["name"] for entry in inputs if "shape" not in entry]
+    return [{k: v for k, v in entry.items() if k != "position"} for entry in inputs if "shape" in entry], fixed
 
 
 def _key_name(key):
@@ -257,7 +274,7 @@ def describe(model, args=(), kwargs=None, dynamic_shapes=None):
     try:
         for training in (True, False):
             program = _trace(model, tuple(args), kwargs, dynamic_shapes, training)
-            kinds, _ = _graph_inputs(program)
+            kinds = _graph_inputs(program)
             key = "train" if training else "eval"
             graphs[key], programs[key] = writer.graph(program.graph_module, kinds), program
     finally:
@@ -279,11 +296,13 @@ def describe(model, args=(), kwargs=None, dynamic_shapes=None):
                 entry[1] = f"{key}.{entry[1]}"
     persistent = set(model.state_dict(keep_vars=True))
     operators = sorted(writer.operators.items(), key=lambda item: item[1][0])
+    inputs, fixed = _input_list(train)
     description = {
         "version": VERSION,
         "torch": torch.__version__.split("+")[0],
         "class": f"{type(model).__module__}.{type(model).__qualname__}",
-        "inputs": _input_list(train),
+        "inputs": inputs,
+        "fixed": fixed,
         "outputs": _output_names(train),
         "parameters": [{"name": n, "requires_grad": p.requires_grad} for n, p in model.named_parameters()],
         "buffers": [{"name": n, "persistent": n in persistent} for n, _ in model.named_buffers()],
@@ -378,6 +397,8 @@ class _Reader:
         for kind, name in graph["inputs"]:
             if kind == "input":
                 values.append(inputs[name])
+            elif kind == "fixed":
+                values.append(None)
             else:
                 name = self.description["ties"].get(name, name)
                 values.append(self.tensors[f"constant.{name}" if kind == "constant" else name])
@@ -437,9 +458,10 @@ def _leaves(outputs):
 def _rows(inputs, shapes, count):
     """The inputs with `count` rows in each free first dimension; None if there is none."""
     changed, any_free = [], False
-    for tensor, entry in zip(inputs, shapes):
-        if isinstance(tensor, torch.Tensor) and not entry.get("fixed") and entry["shape"] and \
-                isinstance(entry["shape"][0], str):
+    shapes = iter(shapes)
+    for tensor in inputs:
+        shape = next(shapes)["shape"] if isinstance(tensor, torch.Tensor) else []
+        if shape and isinstance(shape[0], str):
             repeats = -(-count // max(1, tensor.shape[0]))
             tensor = torch.cat([tensor] * repeats)[:count] if tensor.shape[0] else tensor
             any_free = True
@@ -479,7 +501,7 @@ def _compare(model, file, inputs, tree, training, rows):
         return  # the model itself does not take so few rows
     torch.manual_seed(0)
     try:
-        found = file(inputs, training)
+        found = file([one for one in inputs if isinstance(one, torch.Tensor)], training)
     except Exception as error:
         raise ExportError(f"the exported graph fails {place}: {str(error).strip().splitlines()[0]}") from error
     for name, one, other in zip(file.description["outputs"], expected, found):
@@ -521,9 +543,8 @@ def export_model(model, example_inputs, path, dynamic_shapes=None, *, checked=Tr
         config.use_cache = False
         print("trainkit.export: config.use_cache is set to False: a cache of earlier tokens is not trained")
     description, tensors, constants = describe(model, args, kwargs, dynamic_shapes)
-    frozen = [entry["name"] for entry in description["inputs"] if entry.get("fixed") and entry["name"]]
-    if frozen:
-        print(f"trainkit.export: fixed as in the example: {', '.join(frozen)}")
+    if description["fixed"]:
+        print(f"trainkit.export: fixed as in the example: {', '.join(description['fixed'])}")
     dropouts = sorted({m.p for m in model.modules() if isinstance(m, torch.nn.modules.dropout._DropoutNd) and m.p > 0})
     if dropouts:
         print(f"trainkit.export: dropout is fixed: p = {', '.join(map(str, dropouts))}")

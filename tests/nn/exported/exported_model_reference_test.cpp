@@ -75,6 +75,21 @@ TEST_CASE("Exported models train with PyTorch's bits", "[nn][exported]") {
   check_models({"conv", "recurrent", "tied"}, 5);
 }
 
+TEST_CASE("A model that has no graph is refused with its line, and leaves no file", "[nn][exported]") {
+  if (!python_has("torch safetensors")) TRAINKIT_SKIP("no Python with torch");
+  const TempDir dir;
+  const std::string printed = run_reference("exported_model.py", "refusals " + dir.path().string());
+  using Catch::Contains;
+  CHECK_THAT(printed, Contains("decides refused: torch.export cannot trace the model in training mode") &&
+                          Contains("if x.sum() > 0") && Contains("decides left no file"));
+  CHECK_THAT(printed, Contains("forgets refused: output output of the exported graph differs") &&
+                          Contains("forgets left no file"));
+  CHECK_THAT(printed, Contains("fixed as in the example: scale"));
+  ExportedModel scaled = ExportedModel::load(dir / "refused.tkm").value();
+  CHECK(scaled->inputs().size() == 1);
+  CHECK(scaled->forward(at::ones({2, 4})).size(0) == 2);
+}
+
 TEST_CASE("Exported models of torchvision and transformers train with PyTorch's bits", "[nn][exported][full]") {
   if (!is_full()) TRAINKIT_SKIP("only with ./dev test --full");
   if (!python_has("torchvision transformers")) TRAINKIT_SKIP("no Python with torchvision and transformers");

@@ -1,4 +1,5 @@
 #include "trainkit/train/train_step.h"
+
 #include <atomic>
 #include <thread>
 
@@ -9,7 +10,6 @@
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/optim/sgd.h"
 #include "trainkit/train/evaluate.h"
-#include "trainkit/train/trainer.h"
 #include "trainkit/train/trainer.h"
 
 using namespace trainkit;

@@ -21,8 +21,7 @@ namespace detail {
 struct ExportedFile {
   /// An input of a graph: a tensor of the model, or an input of the user.
   struct GraphInput {
-    bool is_input = false;
-    bool is_registered = false;  // else one of the other tensors
+    enum class Kind { kInput, kRegistered, kOther, kFixed } kind = Kind::kFixed;
     size_t index = 0;
   };
   struct Mode {
@@ -75,10 +74,8 @@ std::vector<ExportedInput> inputs_of(const Json& list) {
   for (const Json& entry : list) {
     ExportedInput input;
     input.name = entry.at("name").get<std::string>();
-    if (!entry.contains("fixed")) {
-      input.dtype = dtype_of(entry.at("dtype").get<std::string>());
-      for (const Json& size : entry.at("shape")) input.shape.push_back(detail::json_integer(size).value_or(-1));
-    }
+    input.dtype = dtype_of(entry.at("dtype").get<std::string>());
+    for (const Json& size : entry.at("shape")) input.shape.push_back(detail::json_integer(size).value_or(-1));
     inputs.push_back(std::move(input));
   }
   return inputs;
@@ -95,13 +92,18 @@ ExportedFile::Mode mode_of(const Json& json, const ExportedFile& file,
     });
     return found == list.end() ? std::nullopt : std::optional(static_cast<size_t>(found - list.begin()));
   };
+  using Kind = ExportedFile::GraphInput::Kind;
   ExportedFile::Mode mode;
   for (const Json& entry : json.at("inputs")) {
     const auto kind = entry.at(0).get<std::string>();
     if (kind == "input") {
       const auto number = detail::json_integer(entry.at(1));
       TORCH_CHECK_VALUE(number && *number >= 0 && *number < std::ssize(file.inputs), "uses an input that it lacks");
-      mode.inputs.push_back({.is_input = true, .index = static_cast<size_t>(*number)});
+      mode.inputs.push_back({Kind::kInput, static_cast<size_t>(*number)});
+      continue;
+    }
+    if (kind == "fixed") {
+      mode.inputs.emplace_back();
       continue;
     }
     auto name = entry.at(1).get<std::string>();
@@ -109,7 +111,7 @@ ExportedFile::Mode mode_of(const Json& json, const ExportedFile& file,
     const auto registered = index_of(file.registered, name);
     const auto other = index_of(file.others, kind == "constant" ? "constant." + name : name);
     TORCH_CHECK_VALUE(registered || other, "uses a tensor that it lacks: ", name);
-    mode.inputs.push_back({.is_registered = registered.has_value(), .index = registered ? *registered : *other});
+    mode.inputs.push_back({registered ? Kind::kRegistered : Kind::kOther, registered ? *registered : *other});
   }
   mode.graph = std::make_unique<const ExportedGraph>(json, std::ssize(mode.inputs), tables);
   TORCH_CHECK_VALUE(mode.graph->outputs() == std::ssize(file.outputs), "has outputs without a name");
@@ -232,10 +234,15 @@ std::vector<c10::IValue> ExportedModelImpl::run(const std::vector<at::Tensor>& i
   const ExportedFile::Mode& mode = is_training() ? file_->train : file_->eval;
   std::vector<c10::IValue> values;
   values.reserve(mode.inputs.size());
-  for (const ExportedFile::GraphInput& input : mode.inputs) {
-    values.emplace_back(input.is_input        ? inputs[input.index]
-                        : input.is_registered ? registered_[input.index]
-                                              : others_[input.index]);
+  for (const auto& [kind, index] : mode.inputs) {
+    using Kind = ExportedFile::GraphInput::Kind;
+    if (kind == Kind::kFixed) {
+      values.emplace_back();
+    } else {
+      values.emplace_back(kind == Kind::kInput        ? inputs[index]
+                          : kind == Kind::kRegistered ? registered_[index]
+                                                      : others_[index]);
+    }
   }
   return mode.graph->run(std::move(values), device);
 }
@@ -302,6 +309,8 @@ absl::StatusOr<ExportedModel> ExportedModel::load(const std::string& path, const
     return to_status(model_error(path, error.what_without_backtrace()));
   } catch (const Json::exception& error) {
     return to_status(model_error(path, "its description is damaged: " + std::string(error.what())));
+  } catch (const std::exception&) {  // of the parser of schemas
+    return to_status(model_error(path, "its description is damaged: the schema of an operator"));
   }
   TRAINKIT_ASSIGN_OR_RETURN(NamedTensors tensors, file.tensors());
   std::map<std::string, bool> known;
