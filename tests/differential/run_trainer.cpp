@@ -171,7 +171,8 @@ class Training {
     if (feed) feed->start();
     int64_t done = -1, next = session->progress().step * spec_.accumulate;
     for (bool goes_on = true; goes_on;) {
-      if (std::exchange(done, session->progress().step) != session->progress().step) {
+      const Progress progress = session->progress();
+      if (!progress.has_ended && std::exchange(done, progress.step) != progress.step) {
         if (const absl::Status changed = change(*session); !changed.ok()) return changed;
       }
       const auto stepped = spec_.source == "batches" ? session->step(feed->batch(next++)) : session->step();

@@ -16,6 +16,8 @@ class StepLoop(Program):
         spec, step = self.spec, 0
         for fit in range(spec["fits"]):
             self.begin_fit()
+            for player in self.players if spec["players"] else []:  # each step has its copies of their losses
+                player.loss = Loss(player.spec)
             for _ in range(spec["steps"]):
                 step += 1
                 self.change_model(step)
@@ -76,7 +78,7 @@ class TrainerLoop(Program):
 
     def make_changes(self):
         """What the host changes between steps."""
-        for change in self.spec["changes"]:
+        for change in self.spec["changes"] if self.spec["loop"] == "session" else []:
             if change["after"] != self.step:
                 continue
             if change["what"] != "lr":
@@ -87,6 +89,8 @@ class TrainerLoop(Program):
                 player.optimizers.set_multiple(change["group"], change["lr"] / player.base)
             else:
                 player.base = change["lr"]
+                if self.plateau:
+                    self.plateau.optimizer.param_groups[0]["lr"] = player.base
 
     def put_log(self, log):
         """The values that Trainer does not log, or under another name."""
@@ -105,10 +109,10 @@ class TrainerLoop(Program):
         if self.rows > 0 and self.at_epoch_end():
             self.epoch, self.rows = self.epoch + 1, 0
         first_epoch = self.epoch
-        plateau = None
+        self.plateau = plateau = None
         if spec["plateau"]:
             dummy = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=first.base)
-            plateau = lr_scheduler.ReduceLROnPlateau(dummy, factor=0.5, patience=spec["plateau"] - 1)
+            self.plateau = plateau = lr_scheduler.ReduceLROnPlateau(dummy, factor=0.5, patience=spec["plateau"] - 1)
         best, best_step, bad, evaluated, metrics, reason = None, 0, 0, -1, {}, None
         best_weights = None
 
@@ -135,8 +139,7 @@ class TrainerLoop(Program):
             self.record[f"val{self.step}/epoch"] = self.epoch_fraction()
 
         while reason is None:
-            if spec["loop"] == "session":
-                self.make_changes()
+            self.make_changes()
             batches, log = [], f"train{self.step + 1}/"
             for player in self.players:
                 player.set_lr()
@@ -159,6 +162,8 @@ class TrainerLoop(Program):
                 self.epoch, self.rows = self.epoch + 1, 0
                 if spec["epochs"] and self.epoch - first_epoch >= spec["epochs"]:
                     reason = "epochs"
+                    if len(batches) == spec["accumulate"]:  # else the session has looked for one more
+                        self.make_changes()
         if self.evaluation and evaluated != self.step:
             evaluate()
         for player in self.players:

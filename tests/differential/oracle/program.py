@@ -43,6 +43,8 @@ class Program:
         self.epoch, self.rows, self.kept, self.record = 0, 0, [], {}
         size = self.order.shape[1]
         self.epoch_rows = size - size % spec["batch_size"] if spec["drop_last"] else size
+        if self.epoch_rows == 0 or not spec["steps"] and not spec["epochs"]:
+            raise ValueError("no batch, or no end")
 
     def names(self):
         """Optimizers of all players by parameters' names."""
@@ -184,7 +186,7 @@ class Program:
             if not finite:
                 with torch.no_grad():
                     for name, buffer in self.net.named_buffers():
-                        buffer.copy_(before[name])
+                        buffer.data.copy_(before[name])
                 return False
         optimizers.step()
         with torch.no_grad():

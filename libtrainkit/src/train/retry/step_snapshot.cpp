@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "core/tensors/tensor_lists.h"
+#include "distributed/replicas/replica_tools.h"
 
 namespace trainkit::detail {
 
@@ -72,12 +73,12 @@ void StepSnapshot::restore() {
     const std::lock_guard lock(device_generators_[i].mutex());
     device_generators_[i].set_state(kept_generators_[i].get_state());
   }
-  copy_together(buffers_, kept_buffers_);
+  copy_together(uncounted(buffers_), kept_buffers_);
 }
 
 void StepSnapshot::restore_buffers_if(const at::Tensor& found_inf) {
   const c10::AutoGradMode no_grad(false);
-  copy_together(buffers_, kept_buffers_, found_inf);
+  copy_together(uncounted(buffers_), kept_buffers_, found_inf);
 }
 
 }  // namespace trainkit::detail

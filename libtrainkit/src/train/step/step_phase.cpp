@@ -36,7 +36,7 @@ void StepPhase::accept(const Batch& batch, const LossFunction* borrowed, LossFun
     batches.note_split();
     capture.begin_step();
     agreement->begin_step();
-    gradients_.follow_step(step_);
+    follow_step();
     devices_.begin_step();
     if (update.copies().follow()) capture.forget();
     gradients_.begin();
@@ -100,7 +100,7 @@ void StepPhase::compute() {
   run_pending_batches();
   while (!settle()) retry();
   if (weights.sum() > 0 && !devices_.shards() && !gradients_.any()) throw_without_gradient(step_ + 1);
-  update.run(*agreement, weights, sums, *snapshot_);
+  update.run(*agreement, weights, sums, skip_snapshot());
   gradients_.end();
 }
 
@@ -174,7 +174,7 @@ bool StepPhase::end_failed_part(const Batch& batch, bool is_last, bool reduced) 
 bool StepPhase::end_failed_attempt(const std::string& reason, bool again, bool reduced) {
   const auto skipped_update = [&](const at::Tensor& blocked) {
     if (update.scaler().enabled()) update.scaler().scale(blocked);
-    update.run(*agreement, weights, sums, *snapshot_);
+    update.run(*agreement, weights, sums, skip_snapshot());
   };
   const bool retries = agreement->fail(step_ + 1, {.reason = reason,
                                                    .again = again,
