@@ -49,6 +49,11 @@ void draw_shared(Dice& dice, Spec& spec) {
 void draw_players(Dice& dice, Spec& spec) {
   const int64_t count = dice.between(2, 3);
   if (spec.oracle == "shards" || spec.two_steps || !divide_model(dice, spec, count)) return;
+  // Optimizers that divide by a gradient's size enlarge the rounding in a parameter before a norm, whose true gradient is
+  // 0, and a player may have no other one.
+  const auto is_norm = [](const LayerSpec& layer) { return layer.kind.ends_with("_norm"); };
+  const bool has_norm = std::any_of(spec.layers.begin(), spec.layers.end(), is_norm);
+  if (has_norm) spec.eps = 1e-4;
   const bool is_sparse = spec.optimizer == "sparse_adam";
   if (is_sparse && spec.layers.front().player != 0) spec.optimizer = "adam";
   for (int64_t i = 1; i < count; ++i) {
@@ -59,6 +64,7 @@ void draw_players(Dice& dice, Spec& spec) {
     if (own.optimizer == "sparse_adam") own.optimizer = "adam";
     draw_schedule(dice, own);
     settle_optimizer(own);
+    if (has_norm) own.eps = 1e-4;
     own.keep_grads = spec.keep_grads;
     PlayerSpec player = settings_of(own);
     if (spec.loss != "cross_entropy") player.loss = dice.one({"mse", "huber"});

@@ -81,12 +81,11 @@ class Program:
                     late.append((f"l{i}.{name}", parameter))
             optimizers.add(late, 1, None)
 
-    def follow_groups(self):
+    def follow_groups(self, player):
         """Averages of groups that were added, from their weights now."""
-        for player in self.players:
-            for name, (parameter, _) in player.optimizers.names.items():
-                if player.spec["ema"]:
-                    self.averages.setdefault(name, parameter.detach().clone())
+        for name, (parameter, _) in player.optimizers.names.items():
+            if player.spec["ema"]:
+                self.averages.setdefault(name, parameter.detach().clone())
 
     def note_call(self, batch):
         """Called before each call of a loss function in training."""
@@ -95,7 +94,6 @@ class Program:
         """A step of all players that take part in it."""
         if self.spec["stray_backward"]:
             self.net(batches[0]["x"], batches[0]["m"])  # its gradients do not count, BatchNorm does
-        self.follow_groups()
         before = self.copy_buffers()
         for player in self.players:
             player.optimizers.follow_step(step - 1)
@@ -104,6 +102,7 @@ class Program:
         for i, player in enumerate(self.players):
             if step % player.every:
                 continue
+            self.follow_groups(player)
             own = {}
             # The shared features belong to the step of the first player.
             player.applied += self.run_player(own, batches, player, features, before if i == 0 else self.copy_buffers())
@@ -234,8 +233,8 @@ class Program:
 
     def begin_fit(self):
         self.averages = {}
-        self.follow_groups()
         for player in self.players:
+            self.follow_groups(player)
             player.begin_fit()
 
     def record_end(self, place):

@@ -105,11 +105,11 @@ TEST_CASE("A replica without rows has none in the statistics of the shared tenso
   const auto run = [](int64_t replicas) {
     const auto devices = normed_devices<Synchronised>(/*evaluates=*/false, replicas);
     TrainStep step(*devices, head_and_body<Synchronised>(), features_of<Synchronised>, {});
-    for (int64_t i = 0; i < 3; ++i) step(gan_batch(i, /*rows=*/2));
-    auto& net = *devices->module()->as<Synchronised>();
-    return at::cat({net.norm->running_mean, net.norm->running_var, net.first->weight.detach().flatten()});
+    for (int64_t i = 0; i < 2; ++i) step(gan_batch(i, /*rows=*/4));
+    const auto& norm = devices->module()->as<Synchronised>()->norm;
+    return at::cat({norm->running_mean, norm->running_var});
   };
-  CHECK(at::allclose(run(3), run(1), 1e-4, 1e-6));
+  CHECK(at::allclose(run(5), run(1), 1e-3, 1e-4));
 }
 
 TEST_CASE("The players after one that ran out of memory split their batches too", "[train][player]") {

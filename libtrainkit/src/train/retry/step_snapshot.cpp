@@ -61,6 +61,13 @@ void StepSnapshot::take_buffers() {
   copy_together(kept_buffers_, buffers_);
 }
 
+void StepSnapshot::take_for_skip() {
+  const c10::AutoGradMode no_grad(false);
+  while (skip_buffers_.size() < buffers_.size())
+    skip_buffers_.push_back(at::empty_like(buffers_[skip_buffers_.size()]));
+  copy_together(skip_buffers_, buffers_);
+}
+
 void StepSnapshot::restore() {
   const c10::AutoGradMode no_grad(false);
   {
@@ -78,7 +85,7 @@ void StepSnapshot::restore() {
 
 void StepSnapshot::restore_buffers_if(const at::Tensor& found_inf) {
   const c10::AutoGradMode no_grad(false);
-  copy_together(uncounted(buffers_), kept_buffers_, found_inf);
+  copy_together(uncounted(buffers_), skip_buffers_.empty() ? kept_buffers_ : skip_buffers_, found_inf);
 }
 
 }  // namespace trainkit::detail

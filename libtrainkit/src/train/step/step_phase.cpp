@@ -96,11 +96,18 @@ void StepPhase::begin() try {
   throw;
 }
 
+void StepPhase::begin_shared() {
+  memory.run([&] {
+    if (!snapshot_) snapshot_ = std::make_unique<StepSnapshot>(devices_);
+    snapshot_->take_for_skip();
+  });
+}
+
 void StepPhase::compute() {
   run_pending_batches();
   while (!settle()) retry();
   if (weights.sum() > 0 && !devices_.shards() && !gradients_.any()) throw_without_gradient(step_ + 1);
-  update.run(*agreement, weights, sums, skip_snapshot());
+  update.run(*agreement, weights, sums, *snapshot_);
   gradients_.end();
 }
 
@@ -174,7 +181,7 @@ bool StepPhase::end_failed_part(const Batch& batch, bool is_last, bool reduced) 
 bool StepPhase::end_failed_attempt(const std::string& reason, bool again, bool reduced) {
   const auto skipped_update = [&](const at::Tensor& blocked) {
     if (update.scaler().enabled()) update.scaler().scale(blocked);
-    update.run(*agreement, weights, sums, skip_snapshot());
+    update.run(*agreement, weights, sums, *snapshot_);
   };
   const bool retries = agreement->fail(step_ + 1, {.reason = reason,
                                                    .again = again,

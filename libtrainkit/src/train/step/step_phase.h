@@ -49,8 +49,8 @@ class StepPhase final : public CapturableStep {
               const std::vector<Shared>* shared = nullptr);
   StepMetrics finish();
   void set_step(int64_t step);
-  /// Makes the next steps restore the buffers of `snapshot` when they are skipped; null: those of their own begin.
-  void restore_on_skip(StepSnapshot* snapshot) { before_step_ = snapshot; }
+  /// Precedes shared tensors: a skipped step restores the buffers from before them.
+  void begin_shared();
   /// Freezes or thaws the groups with ParamGroup::trainable_from before the next step.
   void follow_step() const { gradients_.follow_step(step_); }
   /// Follows the steps in which this player did not take part.
@@ -95,13 +95,11 @@ class StepPhase final : public CapturableStep {
   void retry();
   void abandon(bool for_good);
   void clear_attempt();
-  StepSnapshot& skip_snapshot() const { return before_step_ ? *before_step_ : *snapshot_; }
   bool reduces_every_run() const { return devices_.shards() && devices_.shards()->reduction().reduces_every_run(); }
 
   ReplicaStrategy& devices_;
   StepGradients gradients_;
   std::unique_ptr<StepSnapshot> snapshot_;  // made by the first step
-  StepSnapshot* before_step_ = nullptr;     // what a skip restores instead
   Attempt attempt_;
   int64_t step_ = 0;
 };

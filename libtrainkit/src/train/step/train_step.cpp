@@ -195,13 +195,7 @@ class TrainStep::Impl {
   /// Returns whether a shared tensor has a graph.
   bool compute_shared() {
     if (!shared_) return false;
-    if (options_.skip_nonfinite) {
-      first().memory.run([&] {
-        if (!before_shared_) before_shared_ = std::make_unique<detail::StepSnapshot>(devices_);
-        before_shared_->take_buffers();
-      });
-      first().restore_on_skip(before_shared_.get());
-    }
+    if (options_.skip_nonfinite) first().begin_shared();
     devices_.phases().begin(taking_part_.front(), /*keeps_graph=*/false);
     devices_.begin_step();
     bool has_graph = false;
@@ -262,8 +256,7 @@ class TrainStep::Impl {
   std::vector<std::unique_ptr<Phase>> phases_;
   std::vector<size_t> taking_part_;  // players in the current step, or the last one
   std::vector<StepMetrics> results_;
-  std::vector<std::vector<Shared>> shared_of_batch_;     // by micro-batch and replica
-  std::unique_ptr<detail::StepSnapshot> before_shared_;  // buffers, if steps can be skipped
+  std::vector<std::vector<Shared>> shared_of_batch_;  // by micro-batch and replica
   int64_t step_ = 0;
 };
 
