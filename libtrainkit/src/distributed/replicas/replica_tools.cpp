@@ -77,6 +77,12 @@ std::vector<at::Tensor> replica_buffers(const torch::nn::Module& module) {
   return buffers;
 }
 
+std::vector<at::Tensor> uncounted(const std::vector<at::Tensor>& buffers) {
+  std::vector<at::Tensor> same;
+  for (const at::Tensor& buffer : buffers) same.push_back(buffer.variable_data());
+  return same;
+}
+
 bool bind_replica(torch::nn::Module& module, ReplicaGroup& group, int64_t replica) {
   bool any = false;
   for (const auto& part : module.modules()) {

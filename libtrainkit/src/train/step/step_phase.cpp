@@ -50,7 +50,7 @@ void StepPhase::begin_batches() {
   batches.note_split();
   capture.begin_step();
   agreement->begin_step();
-  gradients_.follow_step(step_);
+  follow_step();
   devices_.begin_step();
   if (update.copies().follow()) capture.forget();
   gradients_.begin();
@@ -108,6 +108,13 @@ void StepPhase::begin() try {
 } catch (...) {
   if (!capture.is_capturing()) batches.clear();
   throw;
+}
+
+void StepPhase::begin_shared() {
+  memory.run([&] {
+    if (!snapshot_) snapshot_ = std::make_unique<StepSnapshot>(devices_);
+    snapshot_->take_for_skip();
+  });
 }
 
 void StepPhase::compute() {

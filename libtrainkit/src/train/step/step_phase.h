@@ -50,6 +50,10 @@ class StepPhase final : public CapturableStep {
   void accept_kept(const Batch& batch, const LossFunction& loss, const std::vector<Shared>* shared);
   StepMetrics finish();
   void set_step(int64_t step);
+  /// Precedes shared tensors: a skipped step restores the buffers from before them.
+  void begin_shared();
+  /// Freezes or thaws the groups with ParamGroup::trainable_from before the next step.
+  void follow_step() const { gradients_.follow_step(step_); }
   /// Follows the steps in which this player did not take part.
   void skip_to(int64_t step) { step_ = step; }
   StepTimes times() const;
