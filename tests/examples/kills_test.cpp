@@ -3,6 +3,7 @@
 #include <random>
 
 #include "examples/example_runs.h"
+#include "ranks/ranks.h"
 #include "temp_dir.h"
 #include "test_util.h"
 
@@ -18,14 +19,19 @@ struct Job {
   int64_t steps;
 };
 
+/// One thread: waiting threads of several programs would only take the processor from each other.
+Program start(const Job& job, const std::string& folder, const std::string& output) {
+  std::vector<std::string> arguments = job.arguments;
+  arguments.push_back(folder);
+  return Program(job.program, arguments, output, {.environment = base_environment()});
+}
+
 /// Starts `job` in `folder`, and kills it after `delay` from the moment when `may_die` holds. Returns whether it was
 /// killed before its end.
 template <class Condition>
 bool killed(const Job& job, const std::string& folder, const std::string& output, Condition may_die,
             std::chrono::microseconds delay) {
-  std::vector<std::string> arguments = job.arguments;
-  arguments.push_back(folder);
-  Program program(job.program, arguments, output);
+  Program program = start(job, folder, output);
   while (!may_die()) {
     if (const auto code = program.poll()) {
       INFO(program.errors());
@@ -40,9 +46,9 @@ bool killed(const Job& job, const std::string& folder, const std::string& output
 }
 
 Ended run(const Job& job, const std::string& folder, const std::string& output) {
-  std::vector<std::string> arguments = job.arguments;
-  arguments.push_back(folder);
-  Ended ended = run_to_end(job.program, arguments, output);
+  Program program = start(job, folder, output);
+  const int code = program.wait();
+  Ended ended{code, program.output(), program.errors()};
   INFO(job.program << "\n" << ended.output << ended.errors);
   REQUIRE(ended.code == 0);
   return ended;
