@@ -1,5 +1,5 @@
 """The steps of BM_TwoPlayersMlp and BM_TwoPlayersDcgan in Python: two players by hand, batches of 64 rows in memory, Adam,
-eager. The MLP runs on one thread, the DCGAN on two."""
+eager, one thread."""
 
 import json
 import os
@@ -11,6 +11,7 @@ from torch import nn
 
 QUICK = bool(os.environ.get("TRAINKIT_BENCH_QUICK"))
 ROWS = 64
+torch.set_num_threads(1)
 
 
 def mlp(inputs, outputs):
@@ -55,11 +56,9 @@ def microseconds_a_step(players, batches, noise, label, seconds, **adam_options)
 
 for suffix, options in ("", {}), ("_fused_adam", {"fused": True}):
     torch.manual_seed(0)
-    torch.set_num_threads(1)
     value = microseconds_a_step((mlp(16, 32), mlp(32, 1)), [torch.randn(ROWS, 32) for _ in range(64)], (16,), 1.0,
                                 0.05 if QUICK else 2, **options)
     print(json.dumps({"name": "mlp" + suffix, "value": value, "unit": "us"}))
-    torch.set_num_threads(2)
     value = microseconds_a_step(dcgan(), [torch.randn(ROWS, 1, 16, 16).tanh() for _ in range(16)], (16, 1, 1), 0.9,
                                 0.05 if QUICK else 4, **options)
     print(json.dumps({"name": "dcgan" + suffix, "value": value, "unit": "us"}))

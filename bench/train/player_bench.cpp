@@ -1,5 +1,5 @@
-// Steps of two players, a generator and its discriminator, on the CPU: an MLP with two hidden layers of 64 each (one
-// thread), and the DCGAN of examples/gan.cpp (two threads). The peer, peers/two_players.py, takes the same two steps by
+// Steps of two players, a generator and its discriminator, on one thread: MLPs with two hidden layers of 64 each, and
+// the DCGAN of examples/gan.cpp. The peer, peers/two_players.py, takes the same two steps by
 // hand in PyTorch. And the step of a Session compared with that of Trainer::fit.
 #include <benchmark/benchmark.h>
 
@@ -44,8 +44,8 @@ std::vector<Player> players_of() {
 
 /// Steps of a run whose real rows are `real` and whose generator takes noise of `noise`, without its first dimension.
 template <class Model>
-void run_players(benchmark::State& state, int threads, const NamedTensors& real, std::vector<int64_t> noise) {
-  at::set_num_threads(threads);
+void run_players(benchmark::State& state, const NamedTensors& real, std::vector<int64_t> noise) {
+  at::set_num_threads(1);
   use_fast_kernels();  // as every trainer does
   const auto rows = std::make_shared<TensorDataset>(real);
   const auto loader = Prefetcher::create(rows, SequentialSampler(rows->size()), {.batch_size = kRows}).value();
@@ -63,13 +63,13 @@ void run_players(benchmark::State& state, int threads, const NamedTensors& real,
 
 void BM_TwoPlayersMlp(benchmark::State& state) {
   torch::manual_seed(0);
-  run_players<Pair>(state, 1, {{"real", torch::randn({64 * kRows, 32})}}, {16});
+  run_players<Pair>(state, {{"real", torch::randn({64 * kRows, 32})}}, {16});
 }
 BENCHMARK(BM_TwoPlayersMlp)->UseRealTime()->Unit(benchmark::kMicrosecond);
 
 void BM_TwoPlayersDcgan(benchmark::State& state) {
   torch::manual_seed(0);
-  run_players<Gan>(state, 2, {{"picture", torch::randn({16 * kRows, 1, kSide, kSide}).tanh()}}, {kNoise, 1, 1});
+  run_players<Gan>(state, {{"picture", torch::randn({16 * kRows, 1, kSide, kSide}).tanh()}}, {kNoise, 1, 1});
 }
 BENCHMARK(BM_TwoPlayersDcgan)->UseRealTime()->Unit(benchmark::kMicrosecond)->MinTime(bench::quick() ? 0.05 : 2.0);
 
