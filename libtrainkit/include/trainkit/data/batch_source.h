@@ -5,9 +5,12 @@
 #include <absl/status/statusor.h>
 
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <string>
 #include <vector>
 
+#include "trainkit/core/fs.h"
 #include "trainkit/core/state_dict.h"
 #include "trainkit/data/batch.h"
 #include "trainkit/data/dataset.h"
@@ -41,6 +44,18 @@ class BatchSource {
   /// The position in the data, and what else a resumed run needs to get the same batches. Each rank saves its own.
   virtual StateDict state_dict() const { return {}; }
   virtual absl::Status load_state_dict(const StateDict& /*state*/) { return absl::OkStatus(); }
+
+  /// Data that a resumed run needs and that is too large for state_dict(): this rank's files of the checkpoint, with
+  /// the contents of this moment. Called by the thread that takes batches, after state_dict(). The background save
+  /// writes them while training continues, so the source must outlive the run. Names have letters, digits, '-' and '_'.
+  virtual std::vector<PendingFile> files() { return {}; }
+  /// Reads these files, by name, at a resume: after load_state_dict(), which was called with the state of the same
+  /// checkpoint. They are verified. Empty if this rank has saved none.
+  virtual absl::Status load_files(const std::map<std::string, ReadableFile>& /*files*/) { return absl::OkStatus(); }
+
+  /// Figures of the source that the run logs with its records, for example the return of episodes. Called between calls
+  /// of next(), on the first rank.
+  virtual std::map<std::string, double> metrics() const { return {}; }
 };
 
 }  // namespace trainkit

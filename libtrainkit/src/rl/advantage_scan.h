@@ -1,0 +1,13 @@
+#pragma once
+// Advantages as a scan over time. Internal to gae().
+
+#include "trainkit/rl/gae.h"
+
+namespace trainkit::detail {
+
+/// Computes the advantages of gae() with operations on whole tensors, on any device: A_t = delta_t + c_t A_(t+1) in
+/// log2(T) rounds, each of which doubles the number of steps that every A_t contains (Hillis and Steele 1986, Data
+/// parallel algorithms).
+at::Tensor scan_advantages(const GaeInput& steps, const GaeOptions& options);
+
+}  // namespace trainkit::detail
