@@ -103,6 +103,15 @@ class WritableFile {
   int sync_error_ = 0;
 };
 
+/// A file that is written later, perhaps in another thread.
+struct PendingFile {
+  std::string name;
+  /// Number of bytes that `write` appends.
+  int64_t bytes = 0;
+  /// Appends the contents to a new file. Called at most once.
+  std::function<absl::Status(WritableFile& file)> write;
+};
+
 /// Reads a regular file. Callable from any number of threads.
 class ReadableFile {
  public:

@@ -5,7 +5,6 @@
 #include <absl/status/statusor.h>
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -17,15 +16,6 @@
 #include "trainkit/data/dataset.h"
 
 namespace trainkit {
-
-/// Files that a source adds to a checkpoint; see BatchSource::files.
-struct SourceFiles {
-  /// Bytes that write() will write. The run prints them and checks that the disk has room for them.
-  int64_t bytes = 0;
-  /// Writes new files into an empty folder; syncs and closes them. Called once, in the thread of the background save,
-  /// while next() may be called. An error makes the save fail.
-  std::function<absl::Status(const Directory& folder)> write;
-};
 
 /// A source of batches: a Prefetcher over a dataset, a QueueSource that another thread fills, or your own.
 ///
@@ -55,11 +45,13 @@ class BatchSource {
   virtual StateDict state_dict() const { return {}; }
   virtual absl::Status load_state_dict(const StateDict& /*state*/) { return absl::OkStatus(); }
 
-  /// Data that a checkpoint needs and that is too large for state_dict(): the files of this rank, of this moment. Called
-  /// by the thread that takes batches, after state_dict(). nullopt: none. The source must outlive the run.
-  virtual std::optional<SourceFiles> files() { return std::nullopt; }
-  /// Reads the files of a checkpoint, at a resume after load_state_dict(). Not called if the checkpoint has none.
-  virtual absl::Status load_files(const Directory& /*folder*/) { return absl::OkStatus(); }
+  /// Data that a resumed run needs and that is too large for state_dict(): this rank's files of the checkpoint, with
+  /// the contents of this moment. Called by the thread that takes batches, after state_dict(). The background save
+  /// writes them while training continues, so the source must outlive the run. Names have letters, digits, '-' and '_'.
+  virtual std::vector<PendingFile> files() { return {}; }
+  /// Reads these files, by name, at a resume: after load_state_dict(), which was called with the state of the same
+  /// checkpoint. They are verified. Empty if this rank has saved none.
+  virtual absl::Status load_files(const std::map<std::string, ReadableFile>& /*files*/) { return absl::OkStatus(); }
 
   /// Figures of the source that the run logs with its records, for example the return of episodes. Called between calls
   /// of next(), on the first rank.

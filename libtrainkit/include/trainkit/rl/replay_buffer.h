@@ -7,15 +7,19 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
-#include <span>
-#include <utility>
+#include <string>
 #include <vector>
 
 #include "trainkit/data/batch_source.h"
 
 namespace trainkit {
+
+namespace detail {
+class ReplayRing;
+}
 
 struct ReplayBufferOptions {
   /// Rows from which a batch is drawn: the newest ones. At least 1.
@@ -57,15 +61,14 @@ class ReplayRows {
   T* row(size_t field, int64_t row) const {
     return reinterpret_cast<T*>(data(field, row));
   }
-  /// Makes the rows visible: all of them, at once. Other threads' rows that were reserved before come first. Ends the
-  /// use of the rows.
+  /// Makes the rows visible, all of them at once and after those that were reserved before. Do not write them any more.
   void commit();
 
  private:
   friend class ReplayBuffer;
   ReplayRows() = default;
 
-  void* owner_ = nullptr;  // null: committed, or moved from
+  detail::ReplayRing* owner_ = nullptr;  // null: committed, or moved from
   const BatchView::Field* blocks_ = nullptr;
   int64_t begin_ = 0, size_ = 0, first_ = 0, slots_ = 0;
 };
@@ -126,17 +129,15 @@ class ReplayBuffer final : public BatchSource {
   /// Also wakes reserve() and append().
   void stop(absl::Status reason) override;
 
-  /// State: "rows" and "batches" so far. The rows themselves are in files().
+  /// State: "batches" so far. The rows are in files(). A buffer is restored before rows are appended to it.
   StateDict state_dict() const override;
   absl::Status load_state_dict(const StateDict& state) override;
-  std::optional<SourceFiles> files() override;
-  absl::Status load_files(const Directory& folder) override;
+  std::vector<PendingFile> files() override;
+  absl::Status load_files(const std::map<std::string, ReadableFile>& files) override;
 
  private:
-  friend class ReplayRows;
-  class Impl;
-  explicit ReplayBuffer(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  explicit ReplayBuffer(std::unique_ptr<detail::ReplayRing> ring);
+  std::unique_ptr<detail::ReplayRing> ring_;
 };
 
 }  // namespace trainkit

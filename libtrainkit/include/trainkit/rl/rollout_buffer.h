@@ -16,7 +16,6 @@
 
 #include "trainkit/data/batch_source.h"
 #include "trainkit/rl/gae.h"
-#include "trainkit/train/session.h"
 
 namespace trainkit {
 
@@ -73,8 +72,9 @@ struct StepOutcome {
 /// Each row has the fields of create(), then these, all float32 scalars: "value" (as recorded), "advantage" and
 /// "return" (see gae()). A mask of allowed actions, a version of the weights or the like is a field of your own.
 ///
-/// Threads: one thread at a time, the one that steps. A run whose callback depends on its arguments, its saved states
-/// and the default generators alone is repeatable and resumes with the same bits.
+/// Threads: one thread at a time, the one that steps. A rollout in progress is not saved: a resumed run collects it
+/// again. Pass the simulators, and generators of your own, as FitOptions::state. If the callback depends on these and
+/// on the default generators alone, a resumed run has the same bits.
 class RolloutBuffer final : public BatchSource {
  public:
   using Collect = std::function<absl::Status(RolloutBuffer& rollout)>;
@@ -86,11 +86,9 @@ class RolloutBuffer final : public BatchSource {
                                                                const RolloutOptions& options);
   ~RolloutBuffer() override;
 
-  /// Makes next() call `collect` when the rows are used up; it fills and finishes the rollout. `states`: simulators,
-  /// generators and others that the rollout changes. A checkpoint has them as they were when the rollout in progress
-  /// began, or now if none is, and a resumed run collects that rollout again. Without it the program fills the rollout
-  /// itself before each epoch of the source.
-  void collect_with(Collect collect, std::vector<NamedState> states = {});
+  /// Makes next() call `collect` when the rows are used up: it fills and finishes the rollout. Without it the program
+  /// fills the rollout itself before each epoch of the source.
+  void collect_with(Collect collect);
 
   // ---- Filling. Each step of the rollout: add(), then add_outcome().
 
@@ -129,8 +127,8 @@ class RolloutBuffer final : public BatchSource {
   /// a rollout that is being trained on are in files().
   StateDict state_dict() const override;
   absl::Status load_state_dict(const StateDict& state) override;
-  std::optional<SourceFiles> files() override;
-  absl::Status load_files(const Directory& folder) override;
+  std::vector<PendingFile> files() override;
+  absl::Status load_files(const std::map<std::string, ReadableFile>& files) override;
 
  private:
   class Impl;

@@ -37,9 +37,12 @@ struct CheckpointContents {
   /// Everything else: scaler, schedule, generators, sampler position, counters, configuration. Values are restored
   /// exactly, including int64, infinities, NaN and -0.0. Tensors are restored contiguous and on the CPU.
   StateDict state;
+  /// Further files, for example of a source (BatchSource::files), stored as `source-<name>`. save() writes them; load()
+  /// verifies them and leaves this empty.
+  std::vector<PendingFile> files = {};
 };
 
-/// Copies the contents to the CPU. The copy shares no memory with the live objects, so another thread can save it while
+/// Copies the tensors to the CPU. The copy shares no memory with the live objects, so another thread can save it while
 /// training continues. Synchronises with the device.
 CheckpointContents snapshot(const CheckpointContents& contents);
 

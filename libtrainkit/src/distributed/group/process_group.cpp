@@ -1,5 +1,6 @@
 #include "trainkit/distributed/process_group.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <absl/status/statusor.h>
 #include <c10/util/Logging.h>
@@ -389,5 +390,17 @@ absl::Status ProcessGroup::compare_digest(const std::vector<DigestField>& fields
 void ProcessGroup::set_step(int64_t step) { impl_->step = step; }
 void ProcessGroup::leave(std::string_view reason) { impl_->failure_detector().leave(reason); }
 bool ProcessGroup::usable() const { return !impl_->failure_detector().has_left(); }
+
+at::Tensor detail::exchange_on_host(c10d::Backend& side, const at::Tensor& own) {
+  at::Tensor all = at::empty({side.getSize(), own.numel()}, own.options());
+  std::vector<at::Tensor> inputs{own};
+  std::vector<std::vector<at::Tensor>> outputs{all.unbind()};
+  try {
+    side.allgather(outputs, inputs)->wait();
+  } catch (const std::exception&) {
+    throw_status(distributed_error("dist.peer", "", "a rank was lost while the ranks wrote a checkpoint"));
+  }
+  return all;
+}
 
 }  // namespace trainkit

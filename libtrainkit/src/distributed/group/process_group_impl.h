@@ -92,4 +92,12 @@ class ProcessGroup::Impl {
   bool is_capturing_ = false;
 };
 
+namespace detail {
+
+/// Sends `own`, of one size on all ranks, to all ranks of a side group, and returns theirs, as rows. Blocks. Throws an
+/// Error of exit code 8 if a rank is lost.
+at::Tensor exchange_on_host(c10d::Backend& side, const at::Tensor& own);
+
+}  // namespace detail
+
 }  // namespace trainkit

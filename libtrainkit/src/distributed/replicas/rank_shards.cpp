@@ -32,19 +32,6 @@ at::Tensor gather(c10d::Backend& group, int64_t rank, int64_t ranks, const at::T
   return all;
 }
 
-/// Sends `own` to all ranks and returns theirs, as rows.
-at::Tensor exchange(c10d::Backend& group, int64_t ranks, const at::Tensor& own) {
-  at::Tensor all = at::empty({ranks, own.numel()}, own.options());
-  std::vector<at::Tensor> inputs{own};
-  std::vector<std::vector<at::Tensor>> outputs{all.unbind()};
-  try {
-    group.allgather(outputs, inputs)->wait();
-  } catch (const std::exception&) {
-    throw_status(distributed_error("dist.peer", "", "a rank was lost while the ranks wrote a checkpoint"));
-  }
-  return all;
-}
-
 }  // namespace
 
 RankShards::RankShards(ProcessGroup& group, Parameters trained, const std::function<bool(const at::Tensor&)>& is_whole,
@@ -73,8 +60,7 @@ ShardCollectives RankShards::collectives(at::Device device) {
               },
           .gather_on_host = [side, rank = group.rank, ranks = group.world_size](
                                 const at::Tensor& part) { return gather(*side, rank, ranks, part); },
-          .exchange_on_host = [side,
-                               ranks = group.world_size](const at::Tensor& own) { return exchange(*side, ranks, own); },
+          .exchange_on_host = [side](const at::Tensor& own) { return exchange_on_host(*side, own); },
           .share = [&group](const at::Tensor& buffer) { group.share(buffer); },
           .empty_cache = device.is_cpu() ? std::function<void()>()
                                          : [type = device.type()] { at::getDeviceAllocator(type)->emptyCache(); }};

@@ -126,6 +126,10 @@ absl::Status CheckpointStore::Impl::write(const std::string& temporary, int64_t 
   TRAINKIT_RETURN_IF_ERROR(
       write_file(kOptimizerFile, [&](WritableFile& f) { return write_safetensors(f, contents.optimizer); }));
   TRAINKIT_RETURN_IF_ERROR(write_file(kStateFile, [&](WritableFile& f) { return f.append(state); }));
+  for (const PendingFile& file : contents.files) {
+    TRAINKIT_ASSIGN_OR_RETURN(manifest.files[detail::kSourcePrefix + file.name],
+                              detail::write_source_file(checkpoint, file));
+  }
   const std::string text = detail::manifest_to_json(manifest);
   TRAINKIT_RETURN_IF_ERROR(write_file(detail::kManifestFile, [&](WritableFile& f) { return f.append(text); }));
   return checkpoint.sync();
@@ -181,9 +185,9 @@ absl::Status CheckpointStore::Impl::drop_old(int64_t newest) const {
   return first;
 }
 
-absl::StatusOr<int64_t> CheckpointStore::Impl::check_space(int64_t step, int64_t tensor_bytes,
+absl::StatusOr<int64_t> CheckpointStore::Impl::check_space(int64_t step, int64_t file_bytes,
                                                            const std::string& state) const {
-  const int64_t needed = tensor_bytes + static_cast<int64_t>(state.size()) + kSlackBytes;
+  const int64_t needed = file_bytes + static_cast<int64_t>(state.size()) + kSlackBytes;
   TRAINKIT_ASSIGN_OR_RETURN(const int64_t free_bytes, folder.free_bytes());
   if (free_bytes < needed) return detail::no_space(folder.path(), step, free_bytes, needed);
   return needed;
@@ -212,7 +216,9 @@ absl::Status CheckpointStore::save(int64_t step, const CheckpointContents& conte
   TRAINKIT_ASSIGN_OR_RETURN(const std::string state, detail::state_to_json(contents.state));
   TRAINKIT_ASSIGN_OR_RETURN(const int64_t model_bytes, safetensors_bytes(contents.model));
   TRAINKIT_ASSIGN_OR_RETURN(const int64_t optimizer_bytes, safetensors_bytes(contents.optimizer));
-  TRAINKIT_ASSIGN_OR_RETURN(const int64_t needed, impl_->check_space(step, model_bytes + optimizer_bytes, state));
+  const int64_t tensor_bytes = model_bytes + optimizer_bytes;
+  TRAINKIT_ASSIGN_OR_RETURN(const int64_t needed,
+                            impl_->check_space(step, tensor_bytes + detail::bytes_of(contents.files), state));
   const std::string temporary = temporary_name(step_name(step));
   return impl_->finish(temporary, step, needed, impl_->write(temporary, step, contents, state));
 }

@@ -42,17 +42,18 @@ CheckpointDraft::CheckpointDraft(CheckpointStore::Impl& store, int64_t step, std
 absl::StatusOr<std::unique_ptr<CheckpointDraft>> CheckpointDraft::create(CheckpointStore& store, int64_t step,
                                                                          const NamedTensors& model,
                                                                          const NamedTensors& optimizer,
-                                                                         const StateDict& state) {
+                                                                         const StateDict& state, int64_t more_bytes) {
   TRAINKIT_ASSIGN_OR_RETURN(std::string text, state_to_json(state));
   std::unique_ptr<CheckpointDraft> draft(new CheckpointDraft(*store.impl_, step, std::move(text)));
-  TRAINKIT_RETURN_IF_ERROR(draft->create_files(model, optimizer));
+  TRAINKIT_RETURN_IF_ERROR(draft->create_files(model, optimizer, more_bytes));
   return draft;
 }
 
-absl::Status CheckpointDraft::create_files(const NamedTensors& model, const NamedTensors& optimizer) {
+absl::Status CheckpointDraft::create_files(const NamedTensors& model, const NamedTensors& optimizer,
+                                           int64_t more_bytes) {
   TRAINKIT_ASSIGN_OR_RETURN(const SafetensorsPlan model_plan, plan_safetensors(model, {}));
   TRAINKIT_ASSIGN_OR_RETURN(const SafetensorsPlan optimizer_plan, plan_safetensors(optimizer, {}));
-  const int64_t bytes = file_bytes(model_plan) + file_bytes(optimizer_plan);
+  const int64_t bytes = file_bytes(model_plan) + file_bytes(optimizer_plan) + more_bytes;
   TRAINKIT_ASSIGN_OR_RETURN(needed_, store_.check_space(step_, bytes, state_));
   is_removed_ = false;
   const auto create = [&]() -> absl::Status {
@@ -83,9 +84,9 @@ absl::Status CheckpointDraft::write_rest(std::map<std::string, FileRecord> files
   return folder.sync();
 }
 
-absl::Status CheckpointDraft::commit(std::map<std::string, FileRecord> tensor_files) {
+absl::Status CheckpointDraft::commit(std::map<std::string, FileRecord> files) {
   is_removed_ = true;
-  return store_.finish(name_, step_, needed_, write_rest(std::move(tensor_files)));
+  return store_.finish(name_, step_, needed_, write_rest(std::move(files)));
 }
 
 }  // namespace trainkit::detail

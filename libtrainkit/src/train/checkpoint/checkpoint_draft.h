@@ -20,11 +20,12 @@ namespace trainkit::detail {
 class CheckpointDraft {
  public:
   /// Creates the folder and the files of the tensors, which have their headers and their full size. Of `model` and
-  /// `optimizer`, which may be meta tensors, only names, dtypes and shapes count. Errors are those of
-  /// CheckpointStore::save.
+  /// `optimizer`, which may be meta tensors, only names, dtypes and shapes count. The disk must have room for another
+  /// `more_bytes`. Errors are those of CheckpointStore::save.
   static absl::StatusOr<std::unique_ptr<CheckpointDraft>> create(CheckpointStore& store, int64_t step,
                                                                  const NamedTensors& model,
-                                                                 const NamedTensors& optimizer, const StateDict& state);
+                                                                 const NamedTensors& optimizer, const StateDict& state,
+                                                                 int64_t more_bytes);
   /// Removes the folder unless commit() was called.
   ~CheckpointDraft();
   CheckpointDraft(const CheckpointDraft&) = delete;
@@ -35,13 +36,13 @@ class CheckpointDraft {
   /// Opens the folder.
   absl::StatusOr<Directory> open() const;
 
-  /// Completes the checkpoint and makes it the latest one. `tensor_files` are complete and flushed. After an error
-  /// removes the folder.
-  absl::Status commit(std::map<std::string, FileRecord> tensor_files);
+  /// Completes the checkpoint and makes it the latest one. `files`, all but the state, are complete and flushed. After
+  /// an error removes the folder.
+  absl::Status commit(std::map<std::string, FileRecord> files);
 
  private:
   CheckpointDraft(CheckpointStore::Impl& store, int64_t step, std::string state);
-  absl::Status create_files(const NamedTensors& model, const NamedTensors& optimizer);
+  absl::Status create_files(const NamedTensors& model, const NamedTensors& optimizer, int64_t more_bytes);
   absl::Status write_rest(std::map<std::string, FileRecord> files) const;
 
   CheckpointStore::Impl& store_;

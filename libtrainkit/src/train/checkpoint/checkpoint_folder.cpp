@@ -19,7 +19,8 @@ std::string foreign_entry(const Directory& checkpoint) {
   const auto names = checkpoint.list();
   if (!names.ok()) return ".";
   for (const std::string& name : *names) {
-    const bool is_known = name == kManifestFile || name == kModelFile || name == kOptimizerFile || name == kStateFile;
+    const bool is_known = name == kManifestFile || name == kModelFile || name == kOptimizerFile || name == kStateFile ||
+                          name.starts_with(kSourcePrefix);
     const auto type = checkpoint.type_of(name);
     if (!is_known || !type.ok() || *type != EntryType::kFile) return name;
   }
@@ -34,6 +35,46 @@ std::optional<int64_t> parse_step(std::string_view name) {
   if (!name.starts_with(kPrefix)) return std::nullopt;
   std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), step);
   return step >= 0 && step_name(step) == name ? std::optional(step) : std::nullopt;
+}
+
+absl::StatusOr<FileRecord> write_source_file(const Directory& checkpoint, const PendingFile& pending) {
+  TRAINKIT_ASSIGN_OR_RETURN(WritableFile file, checkpoint.create_file(kSourcePrefix + pending.name));
+  TRAINKIT_RETURN_IF_ERROR(pending.write(file));
+  if (file.size_bytes() != pending.bytes) {
+    return to_status({.exit_code = ExitCode::kBug,
+                      .id = "ckpt.source",
+                      .where = file.path(),
+                      .problem = "the source has written another number of bytes than it announced",
+                      .got = std::to_string(file.size_bytes()),
+                      .expected = std::to_string(pending.bytes)});
+  }
+  TRAINKIT_RETURN_IF_ERROR(file.sync());
+  TRAINKIT_RETURN_IF_ERROR(file.close());
+  return FileRecord{file.size_bytes(), file.digest().hex()};
+}
+
+int64_t bytes_of(const std::vector<PendingFile>& files) {
+  int64_t bytes = 0;
+  for (const PendingFile& file : files) bytes += file.bytes;
+  return bytes;
+}
+
+std::string source_file_name(int64_t rank, std::string_view name) { return fmt::format("{:04}.{}", rank, name); }
+
+absl::StatusOr<std::map<std::string, ReadableFile>> open_source_files(const CheckpointPath& checkpoint, int64_t rank) {
+  const std::string prefix = kSourcePrefix + source_file_name(rank, "");
+  const auto folder = Fs::posix().open_directory(checkpoint.path());
+  if (!folder.ok()) return as_weights(folder.status());
+  const auto names = folder->list();
+  if (!names.ok()) return as_weights(names.status());
+  std::map<std::string, ReadableFile> files;
+  for (const std::string& name : *names) {
+    if (!name.starts_with(prefix)) continue;
+    auto file = folder->open_file(name);
+    if (!file.ok()) return as_weights(file.status());
+    files.emplace(name.substr(prefix.size()), *std::move(file));
+  }
+  return files;
 }
 
 absl::Status as_weights(const absl::Status& status) { return reclassify(status, ExitCode::kWeights, "ckpt.file"); }

@@ -5,12 +5,14 @@
 #include <absl/status/statusor.h>
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "io/weights/stored_tensors.h"
+#include "train/checkpoint/checkpoint_manifest.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/state_dict.h"
 #include "trainkit/train/checkpoint.h"
@@ -22,6 +24,8 @@ inline constexpr char kLatestFile[] = "latest";
 inline constexpr char kModelFile[] = "model.safetensors";
 inline constexpr char kOptimizerFile[] = "optimizer.safetensors";
 inline constexpr char kStateFile[] = "state.json";
+/// Begin of the names of CheckpointContents::files.
+inline constexpr char kSourcePrefix[] = "source-";
 inline constexpr int64_t kMaxStateBytes = int64_t{1} << 30;
 
 /// Returns the first entry of a checkpoint that is no file of one; "" if there is none. An unreadable folder has ".".
@@ -31,6 +35,15 @@ std::string foreign_entry(const Directory& checkpoint);
 std::string step_name(int64_t step);
 /// Parses a folder name made by step_name; nullopt for any other name.
 std::optional<int64_t> parse_step(std::string_view name);
+
+/// Writes one of CheckpointContents::files and flushes it. Error of exit code 1: it has another number of bytes.
+absl::StatusOr<FileRecord> write_source_file(const Directory& checkpoint, const PendingFile& file);
+/// Bytes of all files.
+int64_t bytes_of(const std::vector<PendingFile>& files);
+/// Opens the files of a checkpoint that `rank` has saved with names "<rank, four digits>.<name>", by name.
+absl::StatusOr<std::map<std::string, ReadableFile>> open_source_files(const CheckpointPath& checkpoint, int64_t rank);
+/// "<rank, four digits>.<name>".
+std::string source_file_name(int64_t rank, std::string_view name);
 
 /// Makes an error of exit code 5 of an error of a file.
 absl::Status as_weights(const absl::Status& status);

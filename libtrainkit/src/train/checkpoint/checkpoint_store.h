@@ -18,7 +18,7 @@ struct CheckpointStore::Impl {
       : folder(std::move(directory)), keep_last(options.keep_last), keep_every(options.keep_every) {}
 
   /// Returns the number of bytes that a checkpoint needs, or an error if the disk does not have them.
-  absl::StatusOr<int64_t> check_space(int64_t step, int64_t tensor_bytes, const std::string& state) const;
+  absl::StatusOr<int64_t> check_space(int64_t step, int64_t file_bytes, const std::string& state) const;
   absl::Status remove_stale() const;
   absl::Status write(const std::string& temporary, int64_t step, const CheckpointContents& contents,
                      const std::string& state) const;

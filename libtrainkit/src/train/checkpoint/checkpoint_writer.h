@@ -17,6 +17,8 @@ class CheckpointWriter {
   /// Called by the training thread with the live state, before it is copied: leaves what this rank writes, and adds
   /// what the others need of it. Copies no tensor.
   virtual void prepare(CheckpointContents& contents) { static_cast<void>(contents); }
+  /// Tells the bytes of CheckpointContents::files of all ranks together, before prepare(). Every rank calls it.
+  virtual void expect_files(int64_t bytes) { static_cast<void>(bytes); }
   /// Returns whether write() has anything to do on this rank if it is `ready`.
   virtual bool has_work(bool ready) const = 0;
   /// Writes the copy of what prepare() has left. Called by one thread at a time, which need not be the training thread.

@@ -11,7 +11,7 @@
 namespace trainkit::detail {
 
 /// Returns the writer of a run: of the whole state of one optimizer; of the joined parts of this process's copies; or
-/// of this rank's parts, which the ranks write together.
+/// of this rank's parts, or its files, which the ranks write together.
 /// @param store of the checkpoints, on the first rank; null on the others. It and the other arguments outlive the
 /// writer.
 /// @param on_alone called, perhaps by another thread, when the first rank writes alone since the ranks have no common

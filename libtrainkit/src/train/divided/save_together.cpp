@@ -5,8 +5,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <future>
 #include <optional>
+#include <sstream>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -31,13 +34,17 @@ namespace {
 // 3. Parts that are not ranges of the file (channels_last) are gathered to rank 0.
 // 4. Every rank writes its parts and flushes them, about SavingRank::round_bytes between two messages, so that a slow
 //    disk is not taken for a lost rank and an error of one rank stops all soon.
-// 5. Rank 0 reads the files back for their digests, and compares each rank's bytes with the digest that it reported:
-//    this finds a part that has not arrived. Then it puts the checkpoint in place, see Note [Checkpoint commit].
+//    Then it writes its own files (CheckpointContents::files) in another thread, and sends a message every few seconds.
+// 5. Rank 0 reads the files of tensors back for their digests, and compares each rank's bytes with the digest that it
+// reported:
+//    this finds a part that has not arrived. Of the ranks' own files it compares the sizes. Then it puts the checkpoint
+//    in place, see Note [Checkpoint commit].
 // After steps 1, 2 and 4 all ranks exchange messages that contain their errors, so all take the same decision. Nobody
 // writes into a folder after it has received its final name: rank 0 commits only after all ranks have reported that
 // they have closed their files. If a rank is lost, the exchange fails on the others, and rank 0 removes the folder.
 
 constexpr int64_t kMessageBytes = 8192;
+constexpr std::chrono::seconds kWriting(5);  // between two messages of a rank that writes its own files
 
 /// Replaces divided tensors by meta tensors of their whole shape.
 NamedTensors whole_shapes(const NamedTensors& tensors, const DividedTensors& divided) {
@@ -56,7 +63,8 @@ class SaveTogether {
 
   absl::Status operator()(const absl::Status& ready) {
     const absl::Status saved = run(ready);
-    draft_.reset();  // after an error removes the folder
+    if (own_files_.valid()) own_files_.wait();  // of a save that another rank has ended
+    draft_.reset();                             // after an error removes the folder
     return explained(saved);
   }
 
@@ -77,6 +85,7 @@ class SaveTogether {
   absl::Status save_alone();
   absl::Status write();
   absl::Status write_round();
+  absl::Status write_own_files();
   absl::Status commit();
 
   const SavingRank& rank_;
@@ -86,7 +95,10 @@ class SaveTogether {
   std::unique_ptr<CheckpointDraft> draft_;  // on rank 0
   std::string path_;                        // of the folder under its temporary name
   std::optional<DividedFile> model_, optimizer_;
-  std::vector<std::string> digests_;  // by rank: of both files
+  std::optional<Directory> folder_;
+  std::future<absl::StatusOr<std::string>> own_files_;  // their lines, see line_of()
+  std::optional<std::string> own_lines_;                // once they are written
+  std::vector<std::string> reports_;                    // by rank: digest of both files of tensors, lines of own files
 };
 
 /// Adds the needed and the free bytes to the error of a disk that became full while this rank wrote.
@@ -131,7 +143,8 @@ absl::StatusOr<std::string> SaveTogether::create(const absl::Status& ready) {
     if (!is_first()) return absl::OkStatus();
     TRAINKIT_ASSIGN_OR_RETURN(
         draft_, CheckpointDraft::create(*rank_.store, step_, whole_shapes(contents_.model, divided_.model),
-                                        whole_shapes(contents_.optimizer, divided_.optimizer), contents_.state));
+                                        whole_shapes(contents_.optimizer, divided_.optimizer), contents_.state,
+                                        rank_.file_bytes));
     return absl::OkStatus();
   });
   TRAINKIT_ASSIGN_OR_RETURN(const std::vector<std::string> paths, agree(created, draft_ ? draft_->path() : ""));
@@ -145,9 +158,9 @@ absl::Status SaveTogether::open_files() {
     TRAINKIT_ASSIGN_OR_RETURN(const Directory parent, rank_.fs->open_directory(parent_path));
     return parent.open_directory(name);
   };
-  TRAINKIT_ASSIGN_OR_RETURN(const Directory folder, open_folder());
-  TRAINKIT_ASSIGN_OR_RETURN(model_, DividedFile::open(folder, kModelFile));
-  TRAINKIT_ASSIGN_OR_RETURN(optimizer_, DividedFile::open(folder, kOptimizerFile));
+  TRAINKIT_ASSIGN_OR_RETURN(folder_, open_folder());
+  TRAINKIT_ASSIGN_OR_RETURN(model_, DividedFile::open(*folder_, kModelFile));
+  TRAINKIT_ASSIGN_OR_RETURN(optimizer_, DividedFile::open(*folder_, kOptimizerFile));
   return absl::OkStatus();
 }
 
@@ -162,6 +175,12 @@ absl::StatusOr<bool> SaveTogether::open() {
 /// Gathers the state to rank 0, which writes it.
 absl::Status SaveTogether::save_alone() {
   draft_.reset();
+  if (rank_.file_bytes > 0) {
+    return to_status({.exit_code = ExitCode::kDistributed,
+                      .id = "ckpt.source",
+                      .problem = "the ranks have no common file system, which the files of their data need",
+                      .hint = "let --output_dir be a shared folder"});
+  }
   if (is_first() && rank_.on_alone) rank_.on_alone();
   TRAINKIT_RETURN_IF_ERROR(rank_.gather(contents_, /*all=*/true));
   return is_first() ? attempt([&] { return rank_.store->save(step_, contents_); }) : absl::OkStatus();
@@ -175,6 +194,32 @@ absl::Status SaveTogether::write_round() {
   if (!optimizer_->is_written()) return absl::OkStatus();
   TRAINKIT_RETURN_IF_ERROR(model_->close());
   return optimizer_->close();
+}
+
+/// Returns "\n<name> <bytes> <digest>".
+std::string line_of(const PendingFile& file, const FileRecord& record) {
+  return fmt::format("\n{} {} {}", file.name, record.bytes, record.xxh3_128);
+}
+
+/// Writes the files of this rank in another thread; waits a few seconds for their end.
+absl::Status SaveTogether::write_own_files() {
+  if (!own_files_.valid()) {
+    own_files_ = std::async(std::launch::async, [this]() -> absl::StatusOr<std::string> {
+      std::string lines;
+      const absl::Status written = attempt([&]() -> absl::Status {
+        for (const PendingFile& file : contents_.files) {
+          TRAINKIT_ASSIGN_OR_RETURN(const FileRecord record, write_source_file(*folder_, file));
+          lines += line_of(file, record);
+        }
+        return contents_.files.empty() ? absl::OkStatus() : folder_->sync();
+      });
+      if (!written.ok()) return written;
+      return lines;
+    });
+  }
+  if (own_files_.wait_for(kWriting) != std::future_status::ready) return absl::OkStatus();
+  TRAINKIT_ASSIGN_OR_RETURN(own_lines_, own_files_.get());
+  return absl::OkStatus();
 }
 
 /// Writes the parts of this rank, and waits for those of the others.
@@ -193,9 +238,31 @@ absl::Status SaveTogether::write() {
       own = attempt([&] { return write_round(); });
       is_written = own.ok() && model_->is_written() && optimizer_->is_written();
     }
-    const std::string text = is_written ? model_->digest() + optimizer_->digest() : std::string();
-    TRAINKIT_ASSIGN_OR_RETURN(digests_, agree(own, text));
-    is_done = std::none_of(digests_.begin(), digests_.end(), [](const std::string& one) { return one.empty(); });
+    if (own.ok() && is_written && !own_lines_) own = write_own_files();
+    const std::string text = own_lines_ ? model_->digest() + optimizer_->digest() + *own_lines_ : std::string();
+    TRAINKIT_ASSIGN_OR_RETURN(reports_, agree(own, text));
+    is_done = std::none_of(reports_.begin(), reports_.end(), [](const std::string& one) { return one.empty(); });
+  }
+  return absl::OkStatus();
+}
+
+/// Adds the files that a rank has reported to the manifest. Error of exit code 6: one has not arrived.
+absl::Status add_own_files(const Directory& folder, const std::string& report,
+                           std::map<std::string, FileRecord>& files) {
+  std::istringstream lines(report);
+  std::string digests, name;
+  std::getline(lines, digests);
+  for (FileRecord record; lines >> name >> record.bytes >> record.xxh3_128;) {
+    TRAINKIT_ASSIGN_OR_RETURN(const ReadableFile file, folder.open_file(kSourcePrefix + name));
+    if (file.size_bytes() != record.bytes) {
+      return to_status({.exit_code = ExitCode::kStorage,
+                        .id = "storage.io",
+                        .where = file.path(),
+                        .problem = "does not have the bytes that its rank has written",
+                        .got = std::to_string(file.size_bytes()),
+                        .expected = std::to_string(record.bytes)});
+    }
+    files[kSourcePrefix + name] = record;
   }
   return absl::OkStatus();
 }
@@ -203,14 +270,16 @@ absl::Status SaveTogether::write() {
 absl::Status SaveTogether::commit() {
   TRAINKIT_ASSIGN_OR_RETURN(const Directory folder, draft_->open());
   std::map<std::string, FileRecord> files;
+  const size_t digest_size = Digest().hex().size();
   const auto read = [&](const char* name, const DividedTensors& divided, size_t begin) -> absl::Status {
     std::vector<std::string> digests;
-    for (const std::string& both : digests_) digests.push_back(both.substr(begin, both.size() / 2));
+    for (const std::string& report : reports_) digests.push_back(report.substr(begin, digest_size));
     TRAINKIT_ASSIGN_OR_RETURN(files[name], read_back(folder, name, divided, digests));
     return absl::OkStatus();
   };
   TRAINKIT_RETURN_IF_ERROR(read(kModelFile, divided_.model, 0));
-  TRAINKIT_RETURN_IF_ERROR(read(kOptimizerFile, divided_.optimizer, digests_.front().size() / 2));
+  TRAINKIT_RETURN_IF_ERROR(read(kOptimizerFile, divided_.optimizer, digest_size));
+  for (const std::string& report : reports_) TRAINKIT_RETURN_IF_ERROR(add_own_files(folder, report, files));
   return draft_->commit(std::move(files));
 }
 

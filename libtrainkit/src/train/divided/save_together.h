@@ -31,14 +31,17 @@ struct SavingRank {
   std::function<absl::Status(CheckpointContents& contents, bool all)> gather;
   /// Bytes that a rank writes between two messages, about: a slow disk must not be taken for a lost rank.
   int64_t round_bytes = int64_t{1} << 30;
+  /// Bytes of CheckpointContents::files of all ranks.
+  int64_t file_bytes = 0;
   /// Called on rank 0 before it gathers everything and writes alone; may be null.
   std::function<void()> on_alone = nullptr;
 };
 
 /// Writes the checkpoint of `step`, as CheckpointStore::save does with whole contents. Every rank calls it, in any
-/// thread, with its own parts of the divided tensors; rank 0 has all other contents too. `ready`: an error of this rank
-/// that makes the save fail. Errors: of this rank as those of CheckpointStore::save; exit code 8 if another rank has
-/// failed or is lost. Rank 0 may still fail after the others have returned OK. See Note [Ranks save together].
+/// thread, with its own parts of the divided tensors and its own files; rank 0 has all other contents too. `ready`: an
+/// error of this rank that makes the save fail. Errors: of this rank as those of CheckpointStore::save; exit code 8 if
+/// another rank has failed or is lost, or if there are files and no common file system. Rank 0 may still fail after the
+/// others have returned OK. See Note [Ranks save together].
 absl::Status save_together(const SavingRank& rank, int64_t step, CheckpointContents contents,
                            const DividedCheckpoint& divided, const absl::Status& ready);
 

@@ -7,6 +7,8 @@
 #include <unordered_set>
 
 #include "trainkit/core/error.h"
+#include "trainkit/core/format.h"
+#include "trainkit/core/fs.h"
 
 namespace trainkit {
 namespace {
@@ -95,6 +97,17 @@ std::string undeleted_checkpoint(const absl::Status& status) {
 std::string separate_disks(const std::string& output_dir) {
   return "note: not every rank can open " + output_dir +
          "/checkpoints of the first rank, which therefore gathers the state of all ranks and writes alone";
+}
+
+std::string size_of_files(int64_t bytes, const std::string& output_dir) {
+  const auto folder = Fs::posix().open_directory(output_dir);
+  const auto left = folder.ok() ? folder->free_bytes() : folder.status();
+  return fmt::format("each checkpoint has {} of the source's data; {} free in {}", format_size(bytes),
+                     left.ok() ? format_size(*left) : "unknown", output_dir);
+}
+
+std::string time_of_save(int64_t step, double seconds) {
+  return fmt::format("the checkpoint of step {} was written in {:.1f} s, while training continued", step, seconds);
 }
 
 }  // namespace trainkit

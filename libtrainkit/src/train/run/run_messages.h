@@ -26,4 +26,8 @@ std::string undeleted_checkpoint(const absl::Status& status);
 /// Says that the ranks have no common file system to write a checkpoint together.
 std::string separate_disks(const std::string& output_dir);
 
+/// Says how large the files of the source are, and what the disk has; then how long the first save took.
+std::string size_of_files(int64_t bytes, const std::string& output_dir);
+std::string time_of_save(int64_t step, double seconds);
+
 }  // namespace trainkit

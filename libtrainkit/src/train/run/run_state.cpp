@@ -36,6 +36,7 @@ namespace {
 
 constexpr const char* kScaler = "scaler";
 constexpr const char* kSource = "loader";
+constexpr const char* kFileRanks = "source_files.ranks";
 
 /// Whether the state of the source is the same on all ranks.
 bool has_common_state(const RunParts& parts) { return dynamic_cast<const Prefetcher*>(parts.source) != nullptr; }
@@ -221,16 +222,59 @@ absl::StatusOr<StateDict> collect_own_states(const RunParts& parts) {
   return state;
 }
 
+// Note [Files of a source]
+// ~~~~~~~~~~~~~~~~~~~~~~~~
+// A source with data too large for state.json gives files (BatchSource::files). Rank r's are "source-<r>.<name>", so a
+// run on another number of ranks cannot take them: it is refused. "source_files.ranks" is the number of ranks of a
+// checkpoint with such files. The background save writes them, see RanksWriter.
+
+/// Returns the files of this rank's source, and in `bytes` those of all ranks, each of which must call it.
+absl::StatusOr<std::vector<PendingFile>> collect_files(const RunParts& parts, int64_t& bytes) {
+  bytes = 0;
+  if (!parts.source || has_common_state(parts)) return std::vector<PendingFile>();
+  std::vector<PendingFile> files = parts.source->files();
+  ProcessGroup* group = parts.devices.process_group();
+  for (PendingFile& file : files) {
+    file.name = detail::source_file_name(group ? group->rank() : 0, file.name);
+    bytes += file.bytes;
+  }
+  if (!group) return files;
+  const at::Tensor own = at::tensor({bytes}, at::kLong);
+  TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor all, detail::gather_bytes(*group, own.view(at::kByte), "sizes of files"));
+  bytes = all.view(at::kLong).sum().item<int64_t>();
+  return files;
+}
+
+/// Returns an error of exit code 8 if the checkpoint has files of another number of ranks.
+absl::Status check_ranks_of_files(const StateDict& saved, int64_t ranks) {
+  const auto were = get_state<int64_t>(saved, kFileRanks);
+  if (!were.ok() || *were == ranks) return absl::OkStatus();
+  return to_status({.exit_code = ExitCode::kDistributed,
+                    .id = "ckpt.source",
+                    .problem = "the checkpoint has data of each rank, which only as many ranks can continue with",
+                    .got = fmt::format("{} ranks", ranks),
+                    .expected = std::to_string(*were)},
+                   absl::StatusCode::kInvalidArgument);
+}
+
+/// Gives the files of this rank to its source.
+absl::Status load_files(const CheckpointPath& found, const RunParts& parts) {
+  const ProcessGroup* group = parts.devices.process_group();
+  TRAINKIT_ASSIGN_OR_RETURN(const auto files, detail::open_source_files(found, group ? group->rank() : 0));
+  return parts.source->load_files(files);
+}
+
 /// Restores own_state() of this rank.
-absl::Status load_own_state(const StateDict& saved, const RunParts& parts, const std::string& path) {
+absl::Status load_own_state(const StateDict& saved, const RunParts& parts, const CheckpointPath& found) {
   if (!has_own_state(parts)) return absl::OkStatus();
   const ProcessGroup* group = parts.devices.process_group();
   const std::string name = fmt::format("own.{}", group ? group->rank() : 0);
   if (!saved.contains(name)) return absl::OkStatus();
   TRAINKIT_ASSIGN_OR_RETURN(const std::string text, get_state<std::string>(saved, name));
-  TRAINKIT_ASSIGN_OR_RETURN(const StateDict own, detail::state_from_json(text, path + " " + name));
+  TRAINKIT_ASSIGN_OR_RETURN(const StateDict own, detail::state_from_json(text, found.path() + "/state.json " + name));
   if (parts.source && !has_common_state(parts)) {
     TRAINKIT_RETURN_IF_ERROR(parts.source->load_state_dict(sub_state(own, kSource)));
+    TRAINKIT_RETURN_IF_ERROR(load_files(found, parts));
   }
   for (const NamedState& other : parts.others) {
     const absl::Status loaded = other.load_state_dict(sub_state(own, "state." + other.name));
@@ -347,11 +391,14 @@ RunShape saved_shape(const StateDict& state) {
 }
 
 absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunProgress& progress,
-                                               const RunShape& shape, const StateDict& config) {
+                                               const RunShape& shape, const StateDict& config, int64_t* file_bytes) {
   CheckpointContents contents;
   TRAINKIT_ASSIGN_OR_RETURN(contents.state, detail::collect_generators(parts.devices));
   TRAINKIT_ASSIGN_OR_RETURN(const StateDict rows, gather_rows(parts.devices.process_group(), progress.rows));
   TRAINKIT_ASSIGN_OR_RETURN(StateDict own, collect_own_states(parts));
+  int64_t bytes = 0;
+  TRAINKIT_ASSIGN_OR_RETURN(contents.files, collect_files(parts, bytes));
+  if (file_bytes) *file_bytes = bytes;
   const bool is_first = !parts.devices.process_group() || parts.devices.process_group()->rank() == 0;
   if (!is_first && !parts.devices.shards()) return contents;  // only the first rank writes
   contents.model = named_tensors(*parts.devices.module());
@@ -378,6 +425,10 @@ absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunP
   merge_state(contents.state, "shape", shape_state(shape));
   merge_state(contents.state, "config", config);
   contents.state.merge(own);
+  if (bytes > 0) {
+    const ProcessGroup* group = parts.devices.process_group();
+    contents.state[kFileRanks] = group ? group->world_size() : int64_t{1};
+  }
   return contents;
 }
 
@@ -406,12 +457,13 @@ absl::StatusOr<std::string> resume_run(const std::string& spec, const std::strin
   detail::StoredTensors stored;
   TRAINKIT_ASSIGN_OR_RETURN(CheckpointContents contents, detail::list_checkpoint(found, stored));
   TRAINKIT_RETURN_IF_ERROR(check_shape(saved_shape(contents.state), shape));
+  const int64_t rank = parts.devices.process_group() ? parts.devices.process_group()->rank() : 0;
+  const int64_t ranks = parts.devices.process_group() ? parts.devices.process_group()->world_size() : 1;
+  TRAINKIT_RETURN_IF_ERROR(check_ranks_of_files(contents.state, ranks));
   TRAINKIT_ASSIGN_OR_RETURN(RunProgress loaded, load_progress(contents, found));
   TRAINKIT_RETURN_IF_ERROR(load_model(contents, stored, found, parts));
   TRAINKIT_RETURN_IF_ERROR(load_sections(contents.state, parts, /*rolls_back=*/false));
-  TRAINKIT_RETURN_IF_ERROR(load_own_state(contents.state, parts, found.path() + "/state.json"));
-  const int64_t rank = parts.devices.process_group() ? parts.devices.process_group()->rank() : 0;
-  const int64_t ranks = parts.devices.process_group() ? parts.devices.process_group()->world_size() : 1;
+  TRAINKIT_RETURN_IF_ERROR(load_own_state(contents.state, parts, found));
   loaded.rows = load_rows(sub_state(contents.state, "rows"), rank, ranks);
   TRAINKIT_RETURN_IF_ERROR(detail::load_generators(contents.state, parts.devices, hash_key(parts.seed, loaded.step)));
   progress = std::move(loaded);

@@ -101,8 +101,10 @@ int64_t saved_fit(const StateDict& state);
 
 /// Collects the state of a run. Every rank must call it, since each has its own random generators. With sharding each
 /// rank's result has its own parts: pass it to keep_own_parts().
+/// @param file_bytes is set to the bytes of CheckpointContents::files of all ranks
 absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunProgress& progress,
-                                               const RunShape& shape, const StateDict& config);
+                                               const RunShape& shape, const StateDict& config,
+                                               int64_t* file_bytes = nullptr);
 
 /// Restores a run from the checkpoint that `spec` names (see resolve_checkpoint), in the order of Note [Order of a
 /// resume]. Error of exit code 8: the run had another number of devices and `shape` has another global batch. Returns a

@@ -144,6 +144,9 @@ absl::Status TrainingLog::log_step(double background_seconds) {
   LogRecord record{.step = run_.progress.step, .epoch = run_.epochs(), .split = "train"};
   record.values.reserve(kUsualValues);
   add_speed(record, background_seconds);
+  if (const BatchSource* source = run_.source.source()) {
+    for (const auto& [name, value] : source->metrics()) record.values.emplace_back(name, value);
+  }
   TRAINKIT_RETURN_IF_ERROR(add_gpus(record));
   if (run_.step.scaler().enabled()) {
     StepMetrics scaled = last_.metrics;

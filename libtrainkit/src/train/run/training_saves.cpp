@@ -26,13 +26,24 @@ absl::Status TrainingSaves::save() {
   TRAINKIT_RETURN_IF_ERROR(finish());  // one at a time
   TRAINKIT_RETURN_IF_ERROR(log_.emit(/*wait=*/true));
   const TrainingLog::Clock::time_point start = log_.pause();
+  int64_t file_bytes = 0;
   TRAINKIT_ASSIGN_OR_RETURN(CheckpointContents contents,
-                            collect_run(run_.parts(), run_.progress, run_.shape(), run_.options.config));
+                            collect_run(run_.parts(), run_.progress, run_.shape(), run_.options.config, &file_bytes));
+  announce_files(file_bytes);
+  writer_->expect_files(file_bytes);
   // Flush the records first, so that a run resumed from this checkpoint does not repeat them.
   const absl::Status logged = log_.logger() ? log_.logger()->flush() : absl::OkStatus();
+  seconds_before_ = saves_.background_seconds();
   saves_.begin(run_.progress.step, std::move(contents), logged, *writer_);
   log_.resume(start, /*for_save=*/true);
   return absl::OkStatus();
+}
+
+/// Prints the size of the source's files before the first save that has some.
+void TrainingSaves::announce_files(int64_t bytes) {
+  if (bytes == 0 || has_announced_files_) return;
+  has_announced_files_ = true;
+  log_.print(size_of_files(bytes, run_.options.output_dir));
 }
 
 void TrainingSaves::wait_for_copy() {
@@ -49,6 +60,9 @@ absl::Status TrainingSaves::finish() {
   log_.resume(start, /*for_save=*/true);
   if (saved.ok()) {
     last_step_ = saves_.step();
+    if (has_announced_files_ && !std::exchange(has_timed_files_, true)) {
+      log_.print(time_of_save(saves_.step(), saves_.background_seconds() - seconds_before_));
+    }
     warn_once();
     return absl::OkStatus();
   }

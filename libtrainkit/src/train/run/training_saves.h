@@ -41,6 +41,7 @@ class TrainingSaves {
   double background_seconds() const { return saves_.background_seconds(); }
 
  private:
+  void announce_files(int64_t bytes);
   void warn_once();
 
   FitContext& run_;
@@ -52,6 +53,8 @@ class TrainingSaves {
   int64_t last_step_ = -1;
   bool warned_of_old_checkpoints_ = false;
   bool warned_of_separate_disks_ = false;
+  bool has_announced_files_ = false, has_timed_files_ = false;
+  double seconds_before_ = 0;  // background_seconds() before the last save
 };
 
 }  // namespace trainkit
