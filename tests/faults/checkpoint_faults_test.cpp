@@ -20,7 +20,8 @@ CheckpointContents checkpoint_of(int64_t salt) {
   const auto value = static_cast<double>(salt);
   return {.model = {{"w", at::full({3, 2}, value)}, {"b", at::full({2}, value + 1)}},
           .optimizer = {{"state.w.exp_avg", at::full({3, 2}, value + 2)}},
-          .state = {{"salt", salt}, {"generator", at::full({16}, salt % 100, at::kByte)}}};
+          .state = {{"salt", salt}, {"generator", at::full({16}, salt % 100, at::kByte)}},
+          .files = {{"0000.rows", 8, [salt](WritableFile& file) { return file.append(&salt, sizeof(salt)); }}}};
 }
 
 bool is_of(const CheckpointContents& contents, int64_t salt) {
@@ -92,6 +93,8 @@ int64_t latest_salt(FaultDisk& disk) {
   REQUIRE(contents.status() == absl::OkStatus());
   const int64_t salt = get_state<int64_t>(contents->state, "salt").value();
   REQUIRE(is_of(*contents, salt));
+  const std::string rows = fs.read_file(CheckpointPath{store->path(), *step}.path() + "/source-0000.rows", 100).value();
+  REQUIRE(rows == std::string(reinterpret_cast<const char*>(&salt), sizeof(salt)));
   return salt;
 }
 

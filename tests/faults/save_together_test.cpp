@@ -62,14 +62,15 @@ class Meeting {
   bool has_left_ = false;
 };
 
-/// The whole state that belongs to `salt`. `strided` is not row-major; rank 2 has nothing of `w`.
+/// The whole state that belongs to `salt`. `strided` is not row-major; rank 2 has nothing of `w`; rank 1 has a file.
 CheckpointContents whole_state(int64_t salt) {
   const auto value = static_cast<double>(salt);
   const at::Tensor w = at::arange(15, at::kFloat).view({3, 5}).add(value);
   const at::Tensor strided = at::arange(24, at::kFloat).view({2, 3, 2, 2}).sub(value);
   return {.model = {{"w", w}, {"buffer", at::full({2}, value)}, {"strided", strided}},
           .optimizer = {{"state.w.exp_avg", w.mul(2)}, {"state.w.step", at::full({}, value)}},
-          .state = {{"salt", salt}}};
+          .state = {{"salt", salt}},
+          .files = {{"0001.rows", 8, [salt](WritableFile& file) { return file.append(&salt, sizeof(salt)); }}}};
 }
 
 DividedCheckpoint divided() {
@@ -99,6 +100,7 @@ CheckpointContents part_of_rank(int64_t rank, int64_t salt) {
   keep(part.model, places.model);
   keep(part.optimizer, places.optimizer);
   if (rank > 0) part.state.clear();
+  if (rank != 1) part.files.clear();
   return part;
 }
 
@@ -109,6 +111,7 @@ struct Job {
   Meeting meeting = {};
   int64_t gathers = 0;  // of everything
   int64_t round_bytes = 1 << 20;
+  int64_t file_bytes = 8;
 };
 
 /// All ranks save; returns their results.
@@ -136,9 +139,12 @@ std::vector<absl::Status> save_all(Job& job, CheckpointStore& store, int64_t ste
                                     }
                                     return absl::OkStatus();
                                   },
-                              .round_bytes = job.round_bytes};
+                              .round_bytes = job.round_bytes,
+                              .file_bytes = job.file_bytes};
       const auto r = static_cast<size_t>(rank);
-      results[r] = trainkit::detail::save_together(saving, step, part_of_rank(rank, salt), places, ready[r]);
+      CheckpointContents part = part_of_rank(rank, salt);
+      if (job.file_bytes == 0) part.files.clear();
+      results[r] = trainkit::detail::save_together(saving, step, std::move(part), places, ready[r]);
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -200,6 +206,8 @@ int64_t latest_joint_salt(FaultDisk& disk) {
   };
   check(contents->model, expected.model);
   check(contents->optimizer, expected.optimizer);
+  const std::string rows = fs.read_file(CheckpointPath{store->path(), *step}.path() + "/source-0001.rows", 100).value();
+  REQUIRE(rows == std::string(reinterpret_cast<const char*>(&salt), sizeof(salt)));
   return salt;
 }
 
@@ -246,7 +254,7 @@ TEST_CASE("A checkpoint that ranks write together has the bytes of one that a si
   const Fs fs(alone);
   REQUIRE(CheckpointStore::open(kJointFolder, {.fs = &fs}).value().save(10, whole_state(0)).ok());
   const auto files = files_of(*disk);
-  CHECK(files.size() == 5);
+  CHECK(files.size() == 6);
   CHECK(files == files_of(alone));
 }
 
@@ -374,6 +382,14 @@ TEST_CASE("Ranks that do not see the first rank's disk send it their parts", "[f
   job.views[2] = &other_fs;
   {
     auto store = CheckpointStore::open(kJointFolder, {.keep_last = 1, .fs = &fs}).value();
+    // A file of a rank cannot be sent.
+    for (const absl::Status& status : save_all(job, store, 20, 1)) {
+      CHECK(exit_code(status) == ExitCode::kDistributed);
+      CHECK_THAT(error_line(status), Catch::Contains("no common file system"));
+    }
+    CHECK(job.gathers == 0);
+    CHECK(store.latest().value() == 10);
+    job.file_bytes = 0;
     for (const absl::Status& status : save_all(job, store, 20, 1)) CHECK(status == absl::OkStatus());
     CHECK(job.gathers == 1);
     CHECK_FALSE(has_unfinished(*disk));

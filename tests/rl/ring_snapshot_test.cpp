@@ -10,6 +10,7 @@
 
 using namespace trainkit;
 using namespace trainkit::test;
+using trainkit::detail::read_rows;
 using trainkit::detail::RingSnapshot;
 using trainkit::detail::RowRing;
 
@@ -61,7 +62,7 @@ TEST_CASE("A snapshot has the rows of its moment, whatever is overwritten before
   int64_t begin = 0, end = 0;
   const int64_t slots = GENERATE(10, 9, 4);
   RowRing read(fields(), slots);
-  REQUIRE(detail::read_rows(file, read, begin, end) == absl::OkStatus());
+  REQUIRE(read_rows(file, read, begin, end) == absl::OkStatus());
   CHECK(end == 17);
   CHECK(begin == std::max<int64_t>(8, 17 - slots));
   for (int64_t row = begin; row < end; ++row) CHECK(has(read, row));
@@ -86,7 +87,7 @@ TEST_CASE("Appenders overwrite rows while a snapshot is written", "[rl][replay]"
   for (std::thread& appender : appenders) appender.join();
   RowRing read(fields(), kSlots);
   int64_t begin = 0, end = 0, wrong = 0;
-  REQUIRE(detail::read_rows(file, read, begin, end) == absl::OkStatus());
+  REQUIRE(read_rows(file, read, begin, end) == absl::OkStatus());
   for (int64_t row = begin; row < end; ++row) wrong += has(read, row) ? 0 : 1;
   CHECK(end - begin == kSlots);
   CHECK(wrong == 0);
@@ -103,7 +104,7 @@ TEST_CASE("A file of other rows is refused with exit code 5", "[rl][replay]") {
   const auto read = [&](const std::string& name, const std::string& text, RowRing& target) {
     REQUIRE(write_file_atomically(folder, name, text).ok());
     int64_t begin = 0, end = 0;
-    return detail::read_rows(folder.open_file(name).value(), target, begin, end);
+    return read_rows(folder.open_file(name).value(), target, begin, end);
   };
   RowRing same(fields(), 10), other({{"a", at::kLong, {}}}, 10);
   CHECK(read("same", bytes, same).ok());

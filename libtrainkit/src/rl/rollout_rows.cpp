@@ -129,7 +129,8 @@ void RolloutRows::add_outcome(const StepOutcome& outcome) {
           observed.sizes() == at::IntArrayRef(with({simulators}, spec.shape)) && observed.scalar_type() == spec.dtype,
           "StepOutcome: final_observations of '", spec.name, "' must be ", spec.dtype, " ",
           at::IntArrayRef(with({simulators}, spec.shape)));
-      finals_[o].push_back(observed.index_select(0, at::tensor(ended, observed.device())).to(options_.device));
+      finals_[o].push_back(
+          observed.index_select(0, at::tensor(ended, at::kLong).to(observed.device())).to(options_.device));
     }
     for (const int64_t i : ended) final_rows_.push_back(step_ * simulators + i);
   }
@@ -157,7 +158,8 @@ at::Tensor RolloutRows::next_values(const std::vector<at::Tensor>& next_observat
   const at::Tensor& recorded = tensors_[fields_.size() - 3];
   const at::Tensor next = at::cat({recorded.slice(0, 1), flat.slice(0, 0, options_.simulators).unsqueeze(0)});
   if (!final_rows_.empty()) {
-    next.view({-1}).index_copy_(0, at::tensor(final_rows_).to(options_.device), flat.slice(0, options_.simulators));
+    next.view({-1}).index_copy_(0, at::tensor(final_rows_, at::kLong).to(options_.device),
+                                flat.slice(0, options_.simulators));
   }
   return next;
 }
@@ -177,7 +179,7 @@ void RolloutRows::finish(const std::vector<at::Tensor>& next_observations, const
 }
 
 PendingFile RolloutRows::file() const {
-  PendingFile file{.name = kFile};
+  PendingFile file{.name = kFile, .bytes = 0, .write = nullptr};
   std::vector<at::Tensor> rows;
   for (const at::Tensor& tensor : tensors_) {
     rows.push_back(tensor.cpu());

@@ -167,8 +167,10 @@ absl::Status SaveTogether::open_files() {
 /// Opens the files. Returns whether all ranks could.
 absl::StatusOr<bool> SaveTogether::open() {
   const absl::Status opened = attempt([&] { return open_files(); });
+  // Without files of the ranks, rank 0 can write alone after any error.
+  const bool fails = rank_.file_bytes > 0 && !absl::IsNotFound(opened);
   TRAINKIT_ASSIGN_OR_RETURN(const std::vector<std::string> answers,
-                            agree(absl::OkStatus(), opened.ok() ? "opened" : "not found"));
+                            agree(fails ? opened : absl::OkStatus(), opened.ok() ? "opened" : "not found"));
   return std::all_of(answers.begin(), answers.end(), [](const std::string& answer) { return answer == "opened"; });
 }
 
