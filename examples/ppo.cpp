@@ -37,8 +37,8 @@ class CartPole final : public Simulator {
     const double force = *reinterpret_cast<const int64_t*>(action) == 1 ? kForce : -kForce;
     const double cosine = std::cos(angle), sine = std::sin(angle);
     const double push = (force + kPole * kHalfLength * turn * turn * sine) / (kCart + kPole);
-    const double turning = (kGravity * sine - cosine * push) /
-                           (kHalfLength * (4.0 / 3.0 - kPole * cosine * cosine / (kCart + kPole)));
+    const double turning =
+        (kGravity * sine - cosine * push) / (kHalfLength * (4.0 / 3.0 - kPole * cosine * cosine / (kCart + kPole)));
     const double speeding = push - kPole * kHalfLength * turning * cosine / (kCart + kPole);
     x += kSeconds * speed;
     speed += kSeconds * speeding;
@@ -136,7 +136,7 @@ struct Report final : Events {
 };
 
 int main(int argc, char** argv) {
-  const int64_t rollouts = argc > 1 ? std::stoll(argv[1]) : 40;
+  const int64_t rollouts = argc > 1 ? std::stoll(argv[1]) : 25;
   const std::string folder = argc > 2 ? argv[2] : "";
   constexpr int64_t kSimulators = 32;
   constexpr uint64_t kSeed = 0;
@@ -166,7 +166,7 @@ int main(int argc, char** argv) {
 
   const int64_t steps = rollouts * rollout->epoch_length().value();
   TrainerOptions options{.max_steps = steps, .grad_clip = 0.5, .schedule = linear_lr(steps)};
-  if (!folder.empty()) options.output_dir = folder, options.save_every = 100;
+  if (!folder.empty()) options.output_dir = folder, options.save_every = 50;
   if (std::filesystem::exists(folder + "/checkpoints/latest")) options.resume = "latest";
   auto trainer = Trainer::create(*devices, Adam({.lr = 1e-3, .eps = 1e-5}), options).value();
   Report report(*rollout);
@@ -175,5 +175,5 @@ int main(int argc, char** argv) {
   const double mean = evaluate(agent);
   std::printf("mean return of 100 episodes: %.1f after %ld steps of %ld simulators\n", mean,
               static_cast<long>(rollouts * 128), static_cast<long>(kSimulators));
-  return mean >= (rollouts >= 40 ? 475 : 150) ? 0 : 1;
+  return rollouts < 8 || mean >= (rollouts < 25 ? 150 : 475) ? 0 : 1;
 }

@@ -21,8 +21,7 @@ TEST_CASE("Categorical samples by probability, never a masked action, and only f
   const int64_t rows = 20'000;
   torch::manual_seed(1);
   for (const bool masks : {false, true}) {
-    const Categorical categorical(probabilities.log().expand({rows, 4}),
-                                  masks ? mask.expand({rows, 4}) : at::Tensor());
+    const Categorical categorical(probabilities.log().expand({rows, 4}), masks ? mask.expand({rows, 4}) : at::Tensor());
     const at::Tensor sample = categorical.sample(generator(5));
     CHECK(sample.scalar_type() == at::kLong);
     const at::Tensor frequency = torch::bincount(sample, {}, 4).to(at::kFloat) / rows;
@@ -77,12 +76,8 @@ TEST_CASE("Distributions and ppo_loss refuse shapes that would broadcast, and op
   CHECK_THROWS_WITH(Categorical(torch::zeros({2, 3}, at::kLong)), Catch::Contains("float32 or float64"));
   CHECK_THROWS_WITH(Normal(torch::zeros({3}), torch::ones({2, 3})), Catch::Contains("std"));
   const at::Tensor rows = torch::zeros({4});
-  const PpoTerms terms{.log_prob = rows,
-                       .entropy = rows,
-                       .value = rows,
-                       .old_log_prob = rows,
-                       .advantage = rows,
-                       .returns = rows};
+  const PpoTerms terms{
+      .log_prob = rows, .entropy = rows, .value = rows, .old_log_prob = rows, .advantage = rows, .returns = rows};
   CHECK_NOTHROW(ppo_loss(terms));
   CHECK_THROWS_WITH(ppo_loss(terms, {.clip = 0}), Catch::Contains("clip"));
   CHECK_THROWS_WITH(ppo_loss(terms, {.value_clip = 0.2}), Catch::Contains("old_value"));

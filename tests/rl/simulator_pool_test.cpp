@@ -61,19 +61,16 @@ std::unique_ptr<SimulatorPool> make_pool(const SimulatorPoolOptions& options) {
   return SimulatorPool::create([](int64_t i) { return std::make_unique<Kind>(i); }, kFields, kAction, options).value();
 }
 
-at::Tensor actions_of(int64_t step, int64_t count) {
-  return (torch::arange(count, at::kLong) + step).remainder(3) - 1;
-}
+at::Tensor actions_of(int64_t step, int64_t count) { return (torch::arange(count, at::kLong) + step).remainder(3) - 1; }
 
 /// Everything that steps [from, to) bring.
 std::vector<at::Tensor> run(SimulatorPool& pool, int64_t from, int64_t to) {
   std::vector<at::Tensor> all;
   for (int64_t step = from; step < to; ++step) {
     const PoolStep result = pool.step(actions_of(step, pool.size())).value();
-    for (const at::Tensor& tensor :
-         {result.reward, result.terminated, result.truncated, result.ended, result.episode_return,
-          result.episode_length, result.observation["place"], result.observation["steps"], result.next("place"),
-          result.next("steps")}) {
+    for (const at::Tensor& tensor : {result.reward, result.terminated, result.truncated, result.ended,
+                                     result.episode_return, result.episode_length, result.observation["place"],
+                                     result.observation["steps"], result.next("place"), result.next("steps")}) {
       all.push_back(tensor.clone());
     }
   }
@@ -81,9 +78,8 @@ std::vector<at::Tensor> run(SimulatorPool& pool, int64_t from, int64_t to) {
 }
 
 bool same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](const auto& x, const auto& y) {
-           return x.equal(y);
-         });
+  return a.size() == b.size() &&
+         std::equal(a.begin(), a.end(), b.begin(), [](const auto& x, const auto& y) { return x.equal(y); });
 }
 
 }  // namespace
@@ -215,8 +211,8 @@ TEST_CASE("A pool refuses options and actions that do not fit", "[rl][simulators
   CHECK_THAT(problem({.simulators = 0}), Catch::Contains("simulators must be >= 1, got 0"));
   CHECK_THAT(problem({.threads = 0}), Catch::Contains("threads must be >= 1, got 0"));
   const auto pool = make_pool({.simulators = 4});
-  for (const at::Tensor& wrong : {torch::zeros({3}, at::kLong), torch::zeros({4}), torch::zeros({4, 1}, at::kLong),
-                                  at::Tensor()}) {
+  for (const at::Tensor& wrong :
+       {torch::zeros({3}, at::kLong), torch::zeros({4}), torch::zeros({4, 1}, at::kLong), at::Tensor()}) {
     const absl::Status status = pool->step(wrong).status();
     CHECK(exit_code(status) == ExitCode::kUsage);
     CHECK_THAT(error_line(status), Catch::Contains("action"));

@@ -21,9 +21,7 @@ double lowest(at::ScalarType type) {
 }
 
 /// log |d tanh(u) / du|, summed over the last dimension.
-at::Tensor log_derivative(const at::Tensor& u) {
-  return (2 * (std::numbers::ln2 - u - at::softplus(-2 * u))).sum(-1);
-}
+at::Tensor log_derivative(const at::Tensor& u) { return (2 * (std::numbers::ln2 - u - at::softplus(-2 * u))).sum(-1); }
 
 }  // namespace
 

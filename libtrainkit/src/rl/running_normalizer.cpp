@@ -9,7 +9,6 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
-
 #include "trainkit/core/status.h"
 #include "trainkit/distributed/process_group.h"
 

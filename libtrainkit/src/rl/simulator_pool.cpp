@@ -71,8 +71,8 @@ struct StepMemory {
 struct Slot {
   std::unique_ptr<Simulator> simulator;
   int64_t episode = 0;
-  int64_t length = 0;      // steps so far
-  double total = 0;        // rewards so far
+  int64_t length = 0;       // steps so far
+  double total = 0;         // rewards so far
   int64_t last_length = 0;  // of the episode before
   double last_total = 0;
   absl::Status failure = {};
@@ -241,8 +241,8 @@ class SimulatorPool::Impl {
       try {
         work(slot, i);
       } catch (...) {
-        slot.failure = detail::status_from_user_exception(
-            fmt::format("episode {}, step {}", slot.episode, slot.length), fmt::format("simulator {}", i));
+        slot.failure = detail::status_from_user_exception(fmt::format("episode {}, step {}", slot.episode, slot.length),
+                                                          fmt::format("simulator {}", i));
         any_failed = true;
       }
     });
@@ -256,8 +256,8 @@ class SimulatorPool::Impl {
     if (!actions.defined()) return usage(action_.name, "there are no actions");
     if (actions.scalar_type() == action_.dtype && actions.sizes() == shape) return absl::OkStatus();
     return usage(action_.name, fmt::format("actions must be {} {}, got {} {}", c10::toString(action_.dtype),
-                                           fmt::streamed(c10::IntArrayRef(shape)),
-                                           c10::toString(actions.scalar_type()), fmt::streamed(actions.sizes())));
+                                           fmt::streamed(c10::IntArrayRef(shape)), c10::toString(actions.scalar_type()),
+                                           fmt::streamed(actions.sizes())));
   }
 
   PoolStep result_of(const StepMemory& memory) const {

@@ -30,10 +30,10 @@ class SimulatorThreads {
   void take(Work work);
 
   const int64_t count_, each_;
-  const Work* work_ = nullptr;         // of the loop in progress; published by round_
-  std::atomic<int64_t> next_{0};       // index that the next thread takes
-  std::atomic<uint32_t> round_{0};     // number of loops so far
-  std::atomic<int64_t> busy_{0};       // threads that have not ended the loop in progress
+  const Work* work_ = nullptr;      // of the loop in progress; published by round_
+  std::atomic<int64_t> next_{0};    // index that the next thread takes
+  std::atomic<uint32_t> round_{0};  // number of loops so far
+  std::atomic<int64_t> busy_{0};    // threads that have not ended the loop in progress
   std::atomic<bool> ends_{false};
   std::vector<std::thread> threads_;
 };

@@ -60,9 +60,8 @@ std::shared_ptr<WeightBlocks> HostVersions::take() {
     }
   }
   if (!version) version = layout_->make(at::kCPU, page_locked_);
-  return {version.release(), [self = shared_from_this()](WeightBlocks* ended) {
-            self->give_back(std::unique_ptr<WeightBlocks>(ended));
-          }};
+  return {version.release(),
+          [self = shared_from_this()](WeightBlocks* ended) { self->give_back(std::unique_ptr<WeightBlocks>(ended)); }};
 }
 
 void HostVersions::give_back(std::unique_ptr<WeightBlocks> version) {

@@ -123,7 +123,8 @@ ActorWeights::ActorWeights(std::shared_ptr<torch::nn::Module> model, const Weigh
   model_->eval();
   NamedWeights own(*model_);
   version_ = weights_.latest(options_.device);
-  TORCH_CHECK_VALUE(own.names == weights_.names(), "ActorModel: the model has other parameters or buffers than the "
+  TORCH_CHECK_VALUE(own.names == weights_.names(),
+                    "ActorModel: the model has other parameters or buffers than the "
                     "published one");
   for (size_t i = 0; i < own.tensors.size(); ++i) {
     const at::Tensor& tensor = own.tensors[i];

@@ -10,13 +10,13 @@ namespace trainkit {
 /// What a loss of PPO is computed from, all of shape (N), float, on one device. Those of the policy and the value
 /// function carry gradients, the others come from the rollout.
 struct PpoTerms {
-  at::Tensor log_prob;       ///< of the actions taken, now
-  at::Tensor entropy;        ///< of the policy, or its estimate
-  at::Tensor value;          ///< of the observations, now
-  at::Tensor old_log_prob;   ///< of the actions taken, when they were
-  at::Tensor advantage;      ///< by gae()
-  at::Tensor returns;        ///< advantage + value, when the actions were taken
-  at::Tensor old_value = {}; ///< of the observations, then; needed by PpoOptions::value_clip
+  at::Tensor log_prob;        ///< of the actions taken, now
+  at::Tensor entropy;         ///< of the policy, or its estimate
+  at::Tensor value;           ///< of the observations, now
+  at::Tensor old_log_prob;    ///< of the actions taken, when they were
+  at::Tensor advantage;       ///< by gae()
+  at::Tensor returns;         ///< advantage + value, when the actions were taken
+  at::Tensor old_value = {};  ///< of the observations, then; needed by PpoOptions::value_clip
 };
 
 struct PpoOptions {

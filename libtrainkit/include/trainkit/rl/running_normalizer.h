@@ -38,8 +38,9 @@ class RunningNormalizerImpl : public torch::nn::Cloneable<RunningNormalizerImpl>
   /// gradient flows to the statistics.
   at::Tensor forward(const at::Tensor& rows) const;
   /// Adds rows (..., shape...) to the statistics, with `group` those of all ranks: each rank calls it, with its own
-  /// rows, none included, and all get the same bits. Call it where rows are collected, on module(0) of several replicas,
-  /// not in a loss, which a retried step calls twice. Does not synchronise the device. Errors are those of the group.
+  /// rows, none included, and all get the same bits. Call it where rows are collected, on module(0) of several
+  /// replicas, not in a loss, which a retried step calls twice. Does not synchronise the device. Errors are those of
+  /// the group.
   absl::Status update(const at::Tensor& rows, ProcessGroup* group = nullptr);
 
   RunningNormalizerOptions options;

@@ -59,8 +59,8 @@ struct SimulatorPoolOptions {
 };
 
 /// What a step of all simulators brought, tensors on the CPU in the pool's memory; row i is of simulator i. In addition
-/// to StepOutcome, whose `final_observations` has one tensor per field of the pool: where an episode has ended, its last
-/// observation.
+/// to StepOutcome, whose `final_observations` has one tensor per field of the pool: where an episode has ended, its
+/// last observation.
 struct PoolStep : StepOutcome {
   /// The observations to act on now. Where an episode has ended, the first one of the next episode.
   Batch observation;
@@ -86,8 +86,8 @@ struct PoolStep : StepOutcome {
 ///   }
 ///
 /// Rewards, observations and random numbers are the same for any number of threads. The memory of a batch is written
-/// again two steps later: copy what you keep longer. One thread calls the pool. The pool's own threads run LibTorch with
-/// one thread.
+/// again two steps later: copy what you keep longer. One thread calls the pool. The pool's own threads run LibTorch
+/// with one thread.
 class SimulatorPool {
  public:
   /// Makes simulator 0, 1, ... with `factory`, and begins an episode of each. Errors of exit code 2: an option out of
