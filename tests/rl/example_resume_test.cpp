@@ -39,7 +39,7 @@ std::vector<std::string> checkpoints_of(const std::string& run) {
   return names;
 }
 
-/// Runs an example once in peace and once with kills, each after another checkpoint, and compares the last ones.
+/// Runs an example once uninterrupted and once with kills, each after another checkpoint, and compares the last ones.
 void check_resume(const std::string& example, const std::string& length, int kills) {
   const TempDir dir;
   const std::string folder = dir.path().string(), whole = dir / "whole", killed = dir / "killed";
