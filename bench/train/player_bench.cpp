@@ -1,6 +1,6 @@
 // Steps of two players, a generator and its discriminator, on one thread: MLPs with two hidden layers of 64 each, and
-// the DCGAN of examples/gan.cpp. The peer, peers/two_players.py, takes the same two steps by
-// hand in PyTorch. And the step of a Session compared with that of Trainer::fit.
+// the DCGAN of examples/gan.cpp. The peer, peers/two_players.py, takes the same two steps by hand in PyTorch. And the
+// step of a Session compared with that of Trainer::fit.
 #include <benchmark/benchmark.h>
 
 #include "examples/dcgan.h"

@@ -1,38 +1,31 @@
 #pragma once
 /// Runs of the examples in folders, for comparison.
 
-#include <algorithm>
-#include <cstdlib>
-#include <filesystem>
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "apps/runs.h"
+#include "test_util.h"
 
 namespace trainkit::test {
 
-/// Names of the checkpoints of a run, oldest first: "step-...".
-inline std::vector<std::string> checkpoints_of(const std::string& folder) {
-  std::vector<std::string> names;
-  std::error_code none;  // no folder is no checkpoint
-  for (const auto& entry : std::filesystem::directory_iterator(folder + "/checkpoints", none)) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with("step-")) names.push_back(name);
-  }
-  std::sort(names.begin(), names.end());
-  return names;
+/// Name of the checkpoint that a resume would read, "step-..."; empty without one.
+inline std::string latest(const std::string& folder) {
+  const std::vector<std::string> lines = split_lines(read_text(folder + "/checkpoints/latest"));
+  return lines.empty() ? "" : lines.front();
 }
 
-/// Step of the newest checkpoint; 0 without one.
+/// Its step; 0 without one.
 inline int64_t last_saved(const std::string& folder) {
-  const std::vector<std::string> names = checkpoints_of(folder);
-  return names.empty() ? 0 : std::stoll(names.back().substr(5));
+  const std::string name = latest(folder);
+  return name.empty() ? 0 : std::stoll(name.substr(5));
 }
 
-/// Files of the newest checkpoint: weights, optimizers and state.
+/// Its files: weights, optimizers and state.
 inline std::string final_bytes(const std::string& folder) {
-  const std::vector<std::string> names = checkpoints_of(folder);
-  return names.empty() ? "" : names.back() + checkpoint_bytes(folder, names.back().substr(5));
+  const std::string name = latest(folder);
+  return name.empty() ? "" : name + checkpoint_bytes(folder, name.substr(5));
 }
 
 /// Steps that the last start of an example ran, of its line "300 steps, 200 of them in this start"; -1 without one.

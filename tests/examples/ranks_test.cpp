@@ -26,7 +26,7 @@ TEST_CASE("Fine-tuning on two ranks, killed before the encoder is trained, has t
 
   // Two replicas in one process and two ranks have the same rows in each step.
   REQUIRE(run_to_end("example_fine_tune", {dir / "replicas"}, output).code == 0);
-  const std::string name = "/checkpoints/" + checkpoints_of(dir / "whole").back() + "/model.safetensors";
+  const std::string name = "/checkpoints/" + latest(dir / "whole") + "/model.safetensors";
   const auto ranks = SafetensorsFile::open(dir / ("whole" + name)).value();
   const auto replicas = SafetensorsFile::open(dir / ("replicas" + name)).value();
   const auto largest = [&](const std::string& tensor) {
