@@ -4,7 +4,6 @@
 #include <ATen/core/Tensor.h>
 #include <absl/status/status.h>
 #include <c10/core/Device.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/nn/module.h>
 
 #include <cstdint>
@@ -13,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/libtorch/autograd_nodes.h"
 #include "distributed/replicas/replica_random.h"
 #include "trainkit/distributed/device_replicator.h"
 
