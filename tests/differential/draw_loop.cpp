@@ -33,7 +33,13 @@ bool keeps_layers_before(const Spec& spec, int64_t player) {
 
 /// The features that players share have one graph, which the weights of the layers belong to.
 void draw_shared(Dice& dice, Spec& spec) {
-  const bool may_keep_graph = spec.accumulate == 1 && spec.oracle != "accumulation";
+  // On replicas and ranks a backward does not know the SyncBatchNorm layers of another forward, which a branch may
+  // skip.
+  const auto has = [&](const auto& is) { return std::any_of(spec.layers.begin(), spec.layers.end(), is); };
+  const bool may_wait = has([](const LayerSpec& layer) { return layer.branch; }) &&
+                        has([](const LayerSpec& layer) { return layer.kind == "sync_batch_norm"; });
+  const bool divides = spec.oracle == "replicas" || spec.oracle == "ranks" || spec.on_replicas;
+  const bool may_keep_graph = spec.accumulate == 1 && spec.oracle != "accumulation" && !(divides && may_wait);
   const auto draw_use = [&](int64_t player) -> std::string {
     std::vector<std::string> uses{""};
     if (spec.head_player == player) uses.emplace_back("detached");
@@ -49,8 +55,8 @@ void draw_shared(Dice& dice, Spec& spec) {
 void draw_players(Dice& dice, Spec& spec) {
   const int64_t count = dice.between(2, 3);
   if (spec.oracle == "shards" || spec.two_steps || !divide_model(dice, spec, count)) return;
-  // Optimizers that divide by a gradient's size enlarge the rounding in a parameter before a norm, whose true gradient is
-  // 0, and a player may have no other one.
+  // Optimizers that divide by a gradient's size enlarge the rounding in a parameter before a norm, whose true gradient
+  // is 0, and a player may have no other one.
   const auto is_norm = [](const LayerSpec& layer) { return layer.kind.ends_with("_norm"); };
   const bool has_norm = std::any_of(spec.layers.begin(), spec.layers.end(), is_norm);
   if (has_norm) spec.eps = 1e-4;
