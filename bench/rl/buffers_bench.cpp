@@ -17,11 +17,7 @@
 namespace trainkit {
 namespace buffers {
 
-using bench::Contestant;
-
-std::unique_ptr<ReplayBuffer> make(std::vector<FieldSpec> fields, int64_t capacity, int64_t batch_size = 256) {
-  return ReplayBuffer::create(std::move(fields), {.capacity = capacity, .batch_size = batch_size}).value();
-}
+constexpr int kRounds = 7;  // of each, 0.1 s for each candidate
 
 Batch batch_of(const std::vector<FieldSpec>& fields, int64_t rows) {
   std::vector<at::Tensor> tensors;
@@ -31,6 +27,16 @@ Batch batch_of(const std::vector<FieldSpec>& fields, int64_t rows) {
     tensors.push_back(torch::zeros(sizes, field.dtype));
   }
   return Batch(std::make_shared<const std::vector<FieldSpec>>(fields), std::move(tensors));
+}
+
+/// A buffer whose memory has been written once.
+std::unique_ptr<ReplayBuffer> make(const std::vector<FieldSpec>& fields, int64_t capacity) {
+  auto buffer = ReplayBuffer::create(fields, {.capacity = capacity, .batch_size = 256}).value();
+  const Batch rows = batch_of(fields, 500);
+  while (buffer->rows() < capacity + 1024) {
+    if (!buffer->append(rows).ok()) std::abort();
+  }
+  return buffer;
 }
 
 /// A block of memory that is written in a circle.
@@ -74,7 +80,7 @@ void BM_AppendRows(benchmark::State& state) {
       state, {{"rows", [&](double duration) { return bench::threaded_rate(threads, duration, append); }},
               {"plain_writes", [&](double duration) { return bench::threaded_rate(threads, duration, floor); }}});
 }
-BENCHMARK(BM_AppendRows)->ArgName("threads")->Arg(1)->Arg(2)->UseManualTime();
+BENCHMARK(BM_AppendRows)->ArgName("threads")->Arg(1)->Arg(2)->Iterations(kRounds)->UseManualTime();
 
 /// Batches of `rows` rows of `bytes` bytes; the floor is a memcpy of each.
 void BM_AppendBatches(benchmark::State& state) {
@@ -91,7 +97,12 @@ void BM_AppendBatches(benchmark::State& state) {
   bench::run_rounds(state, {{"rows", [&](double duration) { return bench::rate(duration, append); }},
                             {"memcpy", [&](double duration) { return bench::rate(duration, copy); }}});
 }
-BENCHMARK(BM_AppendBatches)->ArgNames({"rows", "bytes"})->Args({256, 16})->Args({64, 28224})->UseManualTime();
+BENCHMARK(BM_AppendBatches)
+    ->ArgNames({"rows", "bytes"})
+    ->Args({256, 16})
+    ->Args({64, 28224})
+    ->Iterations(kRounds)
+    ->UseManualTime();
 
 /// Batches of 256 rows from a million; the floors gather the same fields by numbers that are drawn before, row by row
 /// and with LibTorch's index_select.
@@ -104,10 +115,6 @@ void BM_Sample(benchmark::State& state) {
                                          {"next_obs", at::kFloat, {width}},
                                          {"terminated", at::kBool, {}}};
   const auto buffer = make(fields, capacity);
-  const Batch some = batch_of(fields, 1000);
-  for (int64_t row = 0; row < capacity; row += 1000) {
-    if (!buffer->append(some).ok()) return state.SkipWithError("append");
-  }
   const Batch table = batch_of(fields, capacity), out = batch_of(fields, 256);
   constexpr int64_t kDraws = 4096;
   std::vector<at::Tensor> numbers;
@@ -133,7 +140,7 @@ void BM_Sample(benchmark::State& state) {
                             {"gather", [&](double duration) { return bench::rate(duration, gather); }},
                             {"index_select", [&](double duration) { return bench::rate(duration, index_select); }}});
 }
-BENCHMARK(BM_Sample)->ArgName("width")->Arg(4)->Arg(7056)->UseManualTime();
+BENCHMARK(BM_Sample)->ArgName("width")->Arg(4)->Arg(7056)->Iterations(kRounds)->UseManualTime();
 
 constexpr int64_t kSteps = 2048, kSimulators = 256;
 
@@ -164,7 +171,7 @@ void BM_Gae(benchmark::State& state) {
   bench::run_rounds(state, {{"per_second", [&](double duration) { return bench::rate(duration, compute); }},
                             {"one_pass", [&](double duration) { return bench::rate(duration, floor); }}});
 }
-BENCHMARK(BM_Gae)->UseManualTime();
+BENCHMARK(BM_Gae)->Iterations(kRounds)->UseManualTime();
 
 /// Records 256 x 2,048 steps with three fields and their outcomes, computes the advantages, and reads all mini-batches
 /// of 2,048 rows once; the floor copies the same bytes, calls gae() and gathers the same rows. No simulator, no
@@ -218,7 +225,7 @@ void BM_Rollout(benchmark::State& state) {
                      {"floor", [&](double duration) { return bench::rate(duration, floor); }},
                      {"copies_and_gae", [&](double duration) { return bench::rate(duration, copies_and_gae); }}});
 }
-BENCHMARK(BM_Rollout)->UseManualTime();
+BENCHMARK(BM_Rollout)->Iterations(kRounds)->UseManualTime();
 
 }  // namespace buffers
 }  // namespace trainkit
