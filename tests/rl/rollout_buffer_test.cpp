@@ -125,7 +125,7 @@ TEST_CASE("A program that fills the rollout itself steps between", "[rl][rollout
 TEST_CASE("Return and length of the episodes that end in a rollout are averaged", "[rl][rollout]") {
   const auto rollout = make({.horizon = 3, .simulators = 1, .batch_size = 3});
   Walkers walkers(1);
-  collect(*rollout, walkers);  // 1, 2, 3: the episode goes on
+  collect(*rollout, walkers);  // 1, 2, 3: the episode continues
   CHECK(rollout->metrics() == std::map<std::string, double>{{"episodes", 0}});
   static_cast<void>(rollout->next().value());
   collect(*rollout, walkers);  // 4: truncated, then 1, 2
