@@ -97,7 +97,7 @@ void BM_SimulatorSteps(benchmark::State& state) {
   bench::run_rounds(state, {{"per_second", [&](double duration) { return bench::rate(duration, run); }},
                             {"floor", [&](double duration) { return bench::rate(duration, floor); }}});
 }
-BENCHMARK(BM_SimulatorSteps)->Arg(1)->Arg(2)->UseManualTime();
+BENCHMARK(BM_SimulatorSteps)->Arg(1)->Arg(2)->UseManualTime()->Iterations(15);
 
 }  // namespace actors
 }  // namespace trainkit

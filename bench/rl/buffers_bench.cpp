@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "rl/advantage_scan.h"
 #include "rounds.h"
 #include "trainkit/core/random.h"
 #include "trainkit/rl/gae.h"
@@ -150,11 +151,14 @@ GaeInput random_steps() {
   return {real(), real(), real(), flags(), flags()};
 }
 
-/// Advantages of 256 x 2,048 steps; the floor reads the inputs and writes the outputs once, in order.
+/// Advantages of 256 x 2,048 steps, into memory that is there as in a RolloutBuffer, and into new tensors; the floor
+/// reads the inputs and writes the outputs once, in order.
 void BM_Gae(benchmark::State& state) {
   const GaeInput steps = random_steps();
   const at::Tensor sum = torch::empty_like(steps.reward), other = torch::empty_like(steps.reward);
   const auto compute = [&] { return benchmark::DoNotOptimize(gae(steps)), 1; };
+  const GaeResult result = {sum, other};
+  const auto compute_into = [&] { return detail::gae_into(steps, {}, result), 1; };
   const auto floor = [&] {
     const auto *reward = steps.reward.const_data_ptr<float>(), *value = steps.value.const_data_ptr<float>(),
                *next = steps.next_value.const_data_ptr<float>();
@@ -168,7 +172,8 @@ void BM_Gae(benchmark::State& state) {
     benchmark::ClobberMemory();
     return 1;
   };
-  bench::run_rounds(state, {{"per_second", [&](double duration) { return bench::rate(duration, compute); }},
+  bench::run_rounds(state, {{"per_second", [&](double duration) { return bench::rate(duration, compute_into); }},
+                            {"with_new_tensors", [&](double duration) { return bench::rate(duration, compute); }},
                             {"one_pass", [&](double duration) { return bench::rate(duration, floor); }}});
 }
 BENCHMARK(BM_Gae)->Iterations(kRounds)->UseManualTime();

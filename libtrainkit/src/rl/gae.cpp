@@ -2,13 +2,17 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/where.h>
+#include <ATen/ops/empty.h>
 
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "core/machine/parallel.h"
 #include "rl/advantage_scan.h"
+#include "trainkit/core/vectorized.h"
 
 namespace trainkit {
 namespace {
@@ -31,64 +35,74 @@ void check(const GaeInput& steps, const GaeOptions& options) {
   TORCH_CHECK_VALUE(options.lambda >= 0 && options.lambda <= 1, "gae: lambda must be in [0, 1], got ", options.lambda);
 }
 
-/// One step of some simulators. `carry` has the advantages of the step after it, and gets those of this one. No memory
-/// overlaps, so the compiler vectorises the loop.
+/// Returns 0 if `flag`, else `value`, which may be NaN. By bits: a choice of floats keeps the loop from being
+/// vectorised.
 template <class T>
-struct StepRows {
-  const T *reward, *value, *next_value;
-  const bool *terminated, *truncated;
-  T *advantage, *returns, *carry;
+TRAINKIT_INLINE T unless(int flag, T value) {
+  using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+  return std::bit_cast<T>(std::bit_cast<Bits>(value) & (static_cast<Bits>(flag) - 1));
+}
 
-  void compute(T gamma, T decay, int64_t count) const {
-    const T* __restrict r = reward;
-    const T* __restrict v = value;
-    const T* __restrict n = next_value;
-    const bool* __restrict ends = terminated;
-    const bool* __restrict cut = truncated;
-    T* __restrict a = advantage;
-    T* __restrict sum = returns;
-    T* __restrict later = carry;
-    for (int64_t i = 0; i < count; ++i) {
-      // Read first, then chosen: no branches.
-      const T following = n[i], before = later[i];
-      const bool has_ended = ends[i], is_cut = cut[i];
-      const T next = has_ended ? T(0) : following;
-      const T rest = (has_ended | is_cut) ? T(0) : before;
-      const T all = r[i] + gamma * next - v[i] + decay * rest;
-      later[i] = all;
-      a[i] = all;
-      sum[i] = all + v[i];
-    }
+/// One step of `count` simulators. `carry` has the advantages of the step after it, and gets those of this one. No
+/// memory overlaps.
+template <class T>
+TRAINKIT_INLINE void compute_step(const T* __restrict reward, const T* __restrict value, const T* __restrict next_value,
+                                  const bool* __restrict terminated, const bool* __restrict truncated,
+                                  T* __restrict advantage, T* __restrict returns, T* __restrict carry, T gamma, T decay,
+                                  int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const T next = unless(terminated[i], next_value[i]);
+    const T later = unless(terminated[i] | truncated[i], carry[i]);
+    const T all = reward[i] + gamma * next - value[i] + decay * later;
+    carry[i] = all;
+    advantage[i] = all;
+    returns[i] = all + value[i];
   }
-};
+}
+
+TRAINKIT_VECTORIZED void compute_row(const float* __restrict reward, const float* __restrict value,
+                                     const float* __restrict next_value, const bool* __restrict terminated,
+                                     const bool* __restrict truncated, float* __restrict advantage,
+                                     float* __restrict returns, float* __restrict carry, float gamma, float decay,
+                                     int64_t count) {
+  compute_step(reward, value, next_value, terminated, truncated, advantage, returns, carry, gamma, decay, count);
+}
+
+TRAINKIT_VECTORIZED void compute_row(const double* __restrict reward, const double* __restrict value,
+                                     const double* __restrict next_value, const bool* __restrict terminated,
+                                     const bool* __restrict truncated, double* __restrict advantage,
+                                     double* __restrict returns, double* __restrict carry, double gamma, double decay,
+                                     int64_t count) {
+  compute_step(reward, value, next_value, terminated, truncated, advantage, returns, carry, gamma, decay, count);
+}
 
 /// Columns [begin, end) of the rollout, from the last step to the first.
 template <class T>
 void compute_columns(const GaeInput& steps, const GaeOptions& options, const GaeResult& result, int64_t begin,
                      int64_t end) {
   const int64_t width = steps.reward.size(1);
+  const T *reward = steps.reward.const_data_ptr<T>(), *value = steps.value.const_data_ptr<T>(),
+          *next_value = steps.next_value.const_data_ptr<T>();
+  const bool *terminated = steps.terminated.const_data_ptr<bool>(), *truncated = steps.truncated.const_data_ptr<bool>();
+  T *advantage = result.advantage.mutable_data_ptr<T>(), *returns = result.returns.mutable_data_ptr<T>();
+  const auto gamma = static_cast<T>(options.gamma), decay = static_cast<T>(options.gamma * options.lambda);
   std::vector<T> carry(static_cast<size_t>(end - begin));
   for (int64_t t = steps.reward.size(0) - 1; t >= 0; --t) {
     const int64_t row = t * width + begin;
-    const StepRows<T> rows = {.reward = steps.reward.const_data_ptr<T>() + row,
-                              .value = steps.value.const_data_ptr<T>() + row,
-                              .next_value = steps.next_value.const_data_ptr<T>() + row,
-                              .terminated = steps.terminated.const_data_ptr<bool>() + row,
-                              .truncated = steps.truncated.const_data_ptr<bool>() + row,
-                              .advantage = result.advantage.mutable_data_ptr<T>() + row,
-                              .returns = result.returns.mutable_data_ptr<T>() + row,
-                              .carry = carry.data()};
-    rows.compute(static_cast<T>(options.gamma), static_cast<T>(options.gamma * options.lambda), end - begin);
+    compute_row(reward + row, value + row, next_value + row, terminated + row, truncated + row, advantage + row,
+                returns + row, carry.data(), gamma, decay, end - begin);
   }
 }
 
-/// Divides the columns among the threads, each with a part of each row that is long enough to be read in order.
+/// Divides the columns of large rollouts among threads. A part of a row is long enough to be read in order.
 void compute_on_cpu(const GaeInput& steps, const GaeOptions& options, const GaeResult& result) {
-  constexpr int64_t kColumns = 128;
-  detail::parallel_for(0, steps.reward.size(1), kColumns, [&](int64_t begin, int64_t end) {
-    AT_DISPATCH_FLOATING_TYPES(steps.reward.scalar_type(), "gae",
-                               [&] { compute_columns<scalar_t>(steps, options, result, begin, end); });
-  });
+  constexpr int64_t kColumns = 128, kElements = int64_t{1} << 20;  // of a thread, at least
+  const int64_t horizon = std::max<int64_t>(1, steps.reward.size(0));
+  detail::parallel_for(
+      0, steps.reward.size(1), std::max(kColumns, kElements / horizon), [&](int64_t begin, int64_t end) {
+        AT_DISPATCH_FLOATING_TYPES(steps.reward.scalar_type(), "gae",
+                                   [&] { compute_columns<scalar_t>(steps, options, result, begin, end); });
+      });
 }
 
 }  // namespace
@@ -109,17 +123,24 @@ at::Tensor detail::scan_advantages(const GaeInput& steps, const GaeOptions& opti
   return sum;
 }
 
-GaeResult gae(const GaeInput& steps, const GaeOptions& options) {
+void detail::gae_into(const GaeInput& steps, const GaeOptions& options, const GaeResult& result) {
   check(steps, options);
   const at::NoGradGuard no_grad;
   if (!steps.reward.is_cpu()) {
-    const at::Tensor advantage = detail::scan_advantages(steps, options);
-    return {advantage, advantage + steps.value};
+    result.advantage.copy_(detail::scan_advantages(steps, options));
+    result.returns.copy_(result.advantage).add_(steps.value);
+    return;
   }
   const GaeInput rows = {steps.reward.contiguous(), steps.value.contiguous(), steps.next_value.contiguous(),
                          steps.terminated.contiguous(), steps.truncated.contiguous()};
-  const GaeResult result = {at::empty_like(rows.reward), at::empty_like(rows.reward)};
   compute_on_cpu(rows, options, result);
+}
+
+GaeResult gae(const GaeInput& steps, const GaeOptions& options) {
+  TORCH_CHECK_VALUE(steps.reward.defined(), "gae: no reward");
+  const auto like_reward = [&] { return at::empty(steps.reward.sizes(), steps.reward.options()); };
+  const GaeResult result = {like_reward(), like_reward()};
+  detail::gae_into(steps, options, result);
   return result;
 }
 

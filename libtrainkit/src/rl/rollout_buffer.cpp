@@ -32,9 +32,9 @@ void normalize(float* values, int64_t count) {
     const double difference = static_cast<double>(values[i]) - mean;
     squares += difference * difference;
   }
-  const double deviation = std::sqrt(squares / static_cast<double>(std::max<int64_t>(1, count - 1))) + 1e-8;
+  const double scale = 1 / (std::sqrt(squares / static_cast<double>(std::max<int64_t>(1, count - 1))) + 1e-8);
   for (int64_t i = 0; i < count; ++i) {
-    values[i] = static_cast<float>((static_cast<double>(values[i]) - mean) / deviation);
+    values[i] = static_cast<float>((static_cast<double>(values[i]) - mean) * scale);
   }
 }
 

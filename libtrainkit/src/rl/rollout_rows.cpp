@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "rl/advantage_scan.h"
 #include "trainkit/core/error.h"
 
 namespace trainkit::detail {
@@ -32,6 +33,17 @@ void check_outcome(const at::Tensor& tensor, const char* name, at::ScalarType dt
                     "StepOutcome: ", name, " must be ", dtype, " (", simulators, ") on the CPU");
 }
 
+/// Copies `from` to row `row` of `to`, which has as many elements.
+void copy_row(const at::Tensor& from, const at::Tensor& to, int64_t row) {
+  if (from.is_cpu() && to.is_cpu() && from.is_contiguous()) {  // a tenth of the time of copy_() for small rows
+    const size_t bytes = from.nbytes();
+    std::memcpy(static_cast<std::byte*>(to.mutable_data_ptr()) + row * static_cast<int64_t>(bytes),
+                from.const_data_ptr(), bytes);
+  } else {
+    to.select(0, row).view(from.sizes()).copy_(from, /*non_blocking=*/true);
+  }
+}
+
 }  // namespace
 
 RolloutRows::RolloutRows(std::vector<FieldSpec> fields, RolloutOptions options)
@@ -49,6 +61,7 @@ RolloutRows::RolloutRows(std::vector<FieldSpec> fields, RolloutOptions options)
   reward_ = at::empty(size, at::kFloat);
   terminated_ = at::empty(size, at::kBool);
   truncated_ = at::empty(size, at::kBool);
+  next_value_ = at::empty(size, at::TensorOptions(at::kFloat).device(options_.device));
 }
 
 size_t RolloutRows::index_of(std::string_view name) const {
@@ -82,13 +95,7 @@ void RolloutRows::copy_step(const at::Tensor& from, size_t field, const char* wh
       "RolloutBuffer: ", what, " of '", spec.name, "' must be ", spec.dtype, " ",
       at::IntArrayRef(with({options_.simulators}, spec.shape)), ", got ",
       from.defined() ? from.sizes() : at::IntArrayRef());
-  const at::Tensor& to = tensors_[field];
-  if (from.is_cpu() && to.is_cpu() && from.is_contiguous()) {
-    std::memcpy(static_cast<std::byte*>(to.mutable_data_ptr()) + step_ * static_cast<int64_t>(from.nbytes()),
-                from.const_data_ptr(), from.nbytes());
-  } else {
-    to.select(0, step_).view(from.sizes()).copy_(from, /*non_blocking=*/true);
-  }
+  copy_row(from, tensors_[field], step_);
 }
 
 void RolloutRows::add(const std::vector<at::Tensor>& rows, const at::Tensor& value) {
@@ -110,9 +117,9 @@ void RolloutRows::add_outcome(const StepOutcome& outcome) {
   check_outcome(outcome.terminated, "terminated", at::kBool, simulators);
   check_outcome(outcome.truncated, "truncated", at::kBool, simulators);
   const at::NoGradGuard no_grad;
-  reward_.select(0, step_).copy_(outcome.reward);
-  terminated_.select(0, step_).copy_(outcome.terminated);
-  truncated_.select(0, step_).copy_(outcome.truncated);
+  copy_row(outcome.reward, reward_, step_);
+  copy_row(outcome.terminated, terminated_, step_);
+  copy_row(outcome.truncated, truncated_, step_);
   const bool* terminated = terminated_.const_data_ptr<bool>() + step_ * simulators;
   const bool* truncated = truncated_.const_data_ptr<bool>() + step_ * simulators;
   std::vector<int64_t> ended;
@@ -139,9 +146,9 @@ void RolloutRows::add_outcome(const StepOutcome& outcome) {
   awaits_outcome_ = false;
 }
 
-/// Returns the values of the observations after each step, (horizon, simulators).
-at::Tensor RolloutRows::next_values(const std::vector<at::Tensor>& next_observations,
-                                    const RolloutBuffer::ValueFunction& value) {
+/// Sets the values of the observations after each step.
+void RolloutRows::set_next_values(const std::vector<at::Tensor>& next_observations,
+                                  const RolloutBuffer::ValueFunction& value) {
   TORCH_CHECK_VALUE(next_observations.size() == observations_.size(),
                     "RolloutBuffer: finish() needs one tensor per field of RolloutOptions::observations");
   std::vector<at::Tensor> rows;
@@ -156,25 +163,24 @@ at::Tensor RolloutRows::next_values(const std::vector<at::Tensor>& next_observat
                     "RolloutBuffer: the value function must return ", batch.size(), " values");
   const at::Tensor flat = values.detach().reshape({-1}).to(at::TensorOptions(at::kFloat).device(options_.device));
   const at::Tensor& recorded = tensors_[fields_.size() - 3];
-  const at::Tensor next = at::cat({recorded.slice(0, 1), flat.slice(0, 0, options_.simulators).unsqueeze(0)});
-  if (!final_rows_.empty()) {
-    next.view({-1}).index_copy_(0, at::tensor(final_rows_, at::kLong).to(options_.device),
-                                flat.slice(0, options_.simulators));
-  }
-  return next;
+  next_value_.slice(0, 0, options_.horizon - 1).copy_(recorded.slice(0, 1));
+  next_value_.select(0, options_.horizon - 1).copy_(flat.slice(0, 0, options_.simulators));
+  if (final_rows_.empty()) return;
+  next_value_.view({-1}).index_copy_(0, at::tensor(final_rows_, at::kLong).to(options_.device),
+                                     flat.slice(0, options_.simulators));
 }
 
 void RolloutRows::finish(const std::vector<at::Tensor>& next_observations, const RolloutBuffer::ValueFunction& value) {
   const at::NoGradGuard no_grad;
+  set_next_values(next_observations, value);
+  const size_t first = fields_.size() - 3;  // of the own fields
   const auto on_device = [&](const at::Tensor& tensor) { return tensor.to(options_.device); };
-  const GaeResult result = gae({.reward = on_device(reward_),
-                                .value = tensors_[fields_.size() - 3],
-                                .next_value = next_values(next_observations, value),
-                                .terminated = on_device(terminated_),
-                                .truncated = on_device(truncated_)},
-                               options_.gae);
-  tensors_[fields_.size() - 2].copy_(result.advantage);
-  tensors_[fields_.size() - 1].copy_(result.returns);
+  gae_into({.reward = on_device(reward_),
+            .value = tensors_[first],
+            .next_value = next_value_,
+            .terminated = on_device(terminated_),
+            .truncated = on_device(truncated_)},
+           options_.gae, {tensors_[first + 1], tensors_[first + 2]});
   step_ = 0;
 }
 

@@ -44,7 +44,7 @@ class RolloutRows {
  private:
   void begin();
   void copy_step(const at::Tensor& from, size_t field, const char* what);
-  at::Tensor next_values(const std::vector<at::Tensor>& next_observations, const RolloutBuffer::ValueFunction& value);
+  void set_next_values(const std::vector<at::Tensor>& next_observations, const RolloutBuffer::ValueFunction& value);
   size_t index_of(std::string_view field) const;
 
   RolloutOptions options_;
@@ -53,6 +53,7 @@ class RolloutRows {
   std::vector<size_t> observations_;                                  // fields of the value function
   std::shared_ptr<const std::vector<FieldSpec>> observation_fields_;  // the same
   at::Tensor reward_, terminated_, truncated_;                        // (horizon, simulators) on the CPU
+  at::Tensor next_value_;                                             // the same on the device
   std::vector<std::vector<at::Tensor>> finals_;                       // by observation field and step
   std::vector<int64_t> final_rows_;                                   // their step * simulators + simulator
   EpisodeCounter episodes_;

@@ -71,6 +71,7 @@ struct StepMemory {
 struct Slot {
   std::unique_ptr<Simulator> simulator;
   int64_t episode = 0;
+  uint64_t key = 0;         // of the episode's random numbers
   int64_t length = 0;       // steps so far
   double total = 0;         // rewards so far
   int64_t last_length = 0;  // of the episode before
@@ -158,7 +159,7 @@ class SimulatorPool::Impl {
     auto* const truncated = memory.truncated.mutable_data_ptr<bool>();
     run([&](Slot& slot, int64_t i) {
       ++slot.length;
-      RandomStream random = random_of(slot, i);
+      RandomStream random = random_of(slot);
       const SimulatorStep result = slot.simulator->step(action + i * bytes, random, memory.observation.row(i));
       reward[i] = result.reward;
       terminated[i] = result.terminated;
@@ -210,7 +211,7 @@ class SimulatorPool::Impl {
                                            static_cast<uint64_t>(seed), options_.seed));
     }
     for (int64_t i = 0; i < size(); ++i) {
-      slots_[i].episode = episodes[i];
+      set_episode(slots_[i], i, episodes[i]);
       slots_[i].length = lengths[i];
       slots_[i].total = totals[i];
     }
@@ -220,15 +221,19 @@ class SimulatorPool::Impl {
 
  private:
   /// The random numbers of the episode's step now; with length 0 those of its reset.
-  RandomStream random_of(const Slot& slot, int64_t i) const {
-    return RandomStream(hash_key(options_.seed, i, slot.episode, slot.length));
+  static RandomStream random_of(const Slot& slot) { return RandomStream(hash_key(slot.key, slot.length)); }
+
+  void set_episode(Slot& slot, int64_t i, int64_t episode) const {
+    slot.episode = episode;
+    slot.key = hash_key(options_.seed, i, episode);
   }
 
   /// Begins the episode whose number the slot has.
   void reset(Slot& slot, int64_t i, const Rows& rows) const {
+    set_episode(slot, i, slot.episode);
     slot.length = 0;
     slot.total = 0;
-    RandomStream random = random_of(slot, i);
+    RandomStream random = random_of(slot);
     slot.simulator->reset(random, rows.row(i));
   }
 
@@ -319,6 +324,7 @@ absl::StatusOr<std::unique_ptr<SimulatorPool>> SimulatorPool::create(
   detail::OptionProblems problems;
   problems.require(!observation.empty(), "there must be at least one field")
       .require(options.simulators >= 1, "simulators", ">= 1", options.simulators)
+      .require(options.simulators < int64_t{1} << 31, "simulators", "< 2^31", options.simulators)
       .require(options.threads >= 1, "threads", ">= 1", options.threads)
       .require(static_cast<bool>(factory), "there is no factory");
   if (!problems.empty()) return usage("SimulatorPoolOptions", problems.text());

@@ -86,8 +86,9 @@ class ReplayRows {
 ///   auto result = trainer.fit(*buffer, loss).value();
 ///   buffer->stop(absl::CancelledError("end of training"));
 ///
-/// Memory: one block per field, which create() allocates. Appending allocates nothing. Batches are on the CPU and are
-/// copied to the devices as those of other sources.
+/// Memory: one block per field, which create() allocates; the system provides its pages when rows are first written.
+/// Appending allocates nothing. Batches are on the CPU and are copied to the devices as those of other sources. To
+/// append millions of rows per second from several threads, reserve several rows at a time.
 ///
 /// Threads: any number of threads append; one takes batches. A row is never seen half written. With samples_per_insert
 /// a batch depends on the first n(k) rows alone, and the rows drawn on (seed, k) alone; Batch::row_indices() has their
