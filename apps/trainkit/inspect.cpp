@@ -43,6 +43,45 @@ struct Totals {
   int64_t values = 0, bytes = 0;
 };
 
+/// How often a graph calls each operator, in the order of the list; nested graphs included.
+void count_calls(const nlohmann::json& graph, std::vector<int64_t>& counts) {
+  for (const auto& call : graph.at("calls")) {
+    if (call.contains("graph")) count_calls(call["graph"], counts);
+    if (call.contains("op")) ++counts.at(call["op"].get<size_t>());
+  }
+}
+
+/// Lines about an exported PyTorch model (docs/formats/exported-model.md).
+std::string describe_exported(const std::string& text) try {
+  const auto json = nlohmann::json::parse(text);
+  const auto shown = [](const nlohmann::json& value) { return escape_text(value.get<std::string>()); };
+  std::string out =
+      fmt::format("  exported model {} of PyTorch {}\n", shown(json.at("class")), shown(json.at("torch")));
+  for (const auto& input : json.at("inputs")) {
+    std::vector<std::string> sizes;
+    for (const auto& size : input.at("shape")) sizes.push_back(size.is_string() ? "any" : size.dump());
+    out +=
+        fmt::format("  input {} ({}) {}\n", shown(input.at("name")), fmt::join(sizes, ", "), shown(input.at("dtype")));
+  }
+  for (const auto& output : json.at("outputs")) out += fmt::format("  output {}\n", shown(output));
+  for (const auto& [name, first] : json.at("ties").items()) {
+    out += fmt::format("  {} is tied to {}\n", escape_text(name), shown(first));
+  }
+  const auto& operators = json.at("operators");
+  std::vector<int64_t> counts(operators.size());
+  count_calls(json.at("train"), counts);
+  out += "  calls in training\n";
+  for (size_t i = 0; i < counts.size(); ++i) {
+    const std::string overload = shown(operators[i].at("overload"));
+    if (counts[i] == 0) continue;
+    out += fmt::format("    {:>5}  {}{}{}\n", counts[i], shown(operators[i].at("name")), overload.empty() ? "" : ".",
+                       overload);
+  }
+  return out;
+} catch (const std::exception&) {
+  return "  its description is damaged\n";
+}
+
 std::string table(const WeightFile& file) {
   const Totals totals(file);
   std::string out =
@@ -61,9 +100,15 @@ std::string table(const WeightFile& file) {
   if (!file.entries().empty()) line("name", "dtype", "shape", "bytes");
   for (const WeightEntry& entry : file.entries())
     line(escape_text(entry.name), entry.dtype, shape_of(entry), std::to_string(entry.bytes));
-  if (!file.values().empty()) out += "  other values\n";
-  for (const auto& [name, text] : file.values())
-    out += fmt::format("  {} = {}\n", escape_text(name), format_text(escape_text(text)));
+  constexpr char kExported[] = "trainkit.model";
+  const auto exported = std::find_if(file.values().begin(), file.values().end(),
+                                     [&](const auto& value) { return value.first == kExported; });
+  const bool is_exported = exported != file.values().end();
+  if (!is_exported && !file.values().empty()) out += "  other values\n";
+  for (const auto& [name, text] : file.values()) {
+    if (name != kExported) out += fmt::format("  {} = {}\n", escape_text(name), format_text(escape_text(text)));
+  }
+  if (is_exported) out += describe_exported(exported->second);
   return out;
 }
 
@@ -102,7 +147,9 @@ absl::StatusOr<int> inspect_command(const Arguments& given) {
        .version = library_versions()["trainkit"],
        .description =
            "Lists names, dtypes, shapes and bytes of the tensors in a weight file (safetensors, or PyTorch's "
-           ".pt, .pth, .bin;\ndetected by content) or in a checkpoint folder, whose digests it verifies. "
+           ".pt, .pth, .bin;\ndetected by content), in an exported PyTorch model, with its inputs and operators, or in "
+           "a "
+           "checkpoint folder,\nwhose digests it verifies. "
            "Never executes code from a file.",
        .examples = {"trainkit inspect model.safetensors", "trainkit inspect pytorch_model.bin --json",
                     "trainkit inspect runs/transformer"},

@@ -53,7 +53,7 @@ CLASSES = {
     "bug": "Bugs", "ckpt": "Checkpoints", "cli": "Command line", "config": "Configuration files", "data": "Data",
     "device": "Devices", "dist": "Several processes", "doctor": "trainkit doctor", "env": "Environment", "launch": "trainkit launch",
     "log": "Logs", "memory": "Memory", "onnx": "ONNX files", "plan": "trainkit plan", "program": "Starting a program",
-    "resume": "trainkit verify-resume", "run": "Trained runs", "scale": "trainkit scale", "storage": "Storage",
+    "resume": "trainkit verify-resume", "rl": "Simulators", "run": "Trained runs", "scale": "trainkit scale", "storage": "Storage",
     "tool": "trainkit and other programs", "torch": "Finding LibTorch", "train": "Training", "user": "Your own code",
     "weights": "Weights"}
 

@@ -11,6 +11,7 @@ A quoted figure is between two comments, which a reader does not see:
     <!-- figure interruptions -->2,100<!-- end -->    the sum of the column in "Measured" of docs/reliability.md
     <!-- figure differences -->0<!-- end -->          the sum of the other column
     <!-- figure memory -->0.99 %<!-- end -->          the largest error of allocated memory in docs/guide/memory.md
+    <!-- figure lines examples/gan.cpp -->65<!-- end -->    the lines of files without blank lines and comments, in sum
 
 Exit status of --check: 0 without differences, else 1.
 """
@@ -62,12 +63,23 @@ def benchmark(root, kind, source):
     return f"{shown(row['median'])} ×" if kind == "figure" else f"{shown(row['lowest'])} – {shown(row['highest'])}"
 
 
+def lines_of_code(root, name):
+    """Number of lines without blank ones, comments and Python's text at the head of a file."""
+    text = read(root, name)
+    if name.endswith(".py"):
+        text = re.sub(r'\A""".*?"""', "", text, flags=re.S)
+    comment = "#" if name.endswith(".py") else "//"
+    return sum(1 for line in text.splitlines() if line.strip() and not line.strip().startswith(comment))
+
+
 def value_of(root, kind, source):
     """The current value of a figure; None for an unknown source."""
     if source in ("interruptions", "differences"):
         return f"{interruptions(root)[source == 'differences']:,}"
     if source == "memory":
         return f"{largest_memory_error(root)} %"
+    if source.startswith("lines "):
+        return f"{sum(lines_of_code(root, name) for name in source.split()[1:]):,}"
     return benchmark(root, kind, source)
 
 

@@ -2,7 +2,9 @@
 #include "app/run/trainer_options.h"
 
 #include "shared_fields.h"
+#include "trainkit/app/placement.h"
 #include "trainkit/data/tensor_dataset.h"
+#include "trainkit/train/step_memory.h"
 
 using namespace trainkit;
 using namespace trainkit::test;
@@ -82,4 +84,20 @@ TEST_CASE("Every shared flag that a Trainer has an option for reaches the Traine
   CHECK(made.continue_on_save_error);
   CHECK(made.monitoring.table_every > 0);
   CHECK(made.profile_step == given.profile);
+}
+
+TEST_CASE("A trainer sets options of the replicas that no flag sets", "[app]") {
+  StepRecipe recipe;
+  recipe.configure_devices = [](DeviceReplicatorOptions& options) {
+    options.find_unused_parameters = true;
+    options.share_weights = false;
+    options.bucket_bytes = 1 << 20;
+  };
+  const Placement placement{.strategy = Strategy::kDataParallel, .devices = {at::kCPU, at::kCPU}};
+  const DeviceReplicatorOptions options = replicator_options(RunOptions{.shard = Sharding::kNone}, placement, recipe);
+  CHECK(options.cpu_replicas == 2);
+  CHECK(options.find_unused_parameters);
+  CHECK_FALSE(options.share_weights);
+  CHECK(options.bucket_bytes == 1 << 20);
+  CHECK_FALSE(replicator_options(RunOptions{}, placement, StepRecipe{}).find_unused_parameters);
 }

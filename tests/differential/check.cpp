@@ -46,7 +46,8 @@ std::vector<std::string> compare_ranks(const Spec& spec) {
   const Sharding sharding = spec.sharding == "optimizer"   ? Sharding::kOptimizer
                             : spec.sharding == "gradients" ? Sharding::kGradients
                                                            : Sharding::kNone;
-  const Record one = run_program(spec);
+  Record one = run_program(spec);
+  std::erase_if(one, [](const auto& entry) { return entry.first.ends_with("/step_loss"); });  // a rank has its own
   const std::vector<Record> ranks = run_on_ranks(spec, spec.parts, sharding);
   const bool divided = sharding != Sharding::kNone;
   std::vector<std::string> lines = compare(ranks[0], one, {.relative = floor_of(spec), .only_common = divided});
@@ -74,6 +75,29 @@ std::vector<std::string> compare_resumed(const Spec& spec, const std::string& fo
   return compare(resumed, undisturbed, {.relative = 0, .only_common = true});
 }
 
+/// A run with events against one without.
+std::vector<std::string> compare_without_events(const Spec& spec) {
+  Spec without = spec;
+  without.events = false;
+  Record watched = run_program(spec);
+  std::erase_if(watched, [](const auto& entry) {
+    return entry.first.ends_with("gradients") || entry.first.ends_with("/step_loss");
+  });
+  return compare(watched, run_program(without), {.relative = 0});
+}
+
+/// A session whose batches come from a queue or from the caller against one of a Prefetcher.
+std::vector<std::string> compare_sources(const Spec& spec) {
+  Spec loader = spec;
+  loader.source = "";
+  Record ours = run_program(spec), theirs = run_program(loader);
+  for (Record* record : {&ours, &theirs}) {  // other sources have no epochs
+    std::erase_if(
+        *record, [](const auto& entry) { return entry.first.ends_with("/epoch") || entry.first.ends_with("/epochs"); });
+  }
+  return compare(ours, theirs, {.relative = 0});
+}
+
 }  // namespace
 
 std::vector<std::string> check(const Spec& spec, const Oracle* oracle, const std::string& folder) {
@@ -93,6 +117,8 @@ std::vector<std::string> check(const Spec& spec, const Oracle* oracle, const std
                    {.relative = 0});
   }
   const Setup on_replicas{.replicas = spec.on_replicas ? spec.parts : 1};
+  if (spec.oracle == "events") return compare_without_events(spec);
+  if (spec.oracle == "sources") return compare_sources(spec);
   if (spec.oracle == "workers") {
     Spec alone = spec;
     alone.workers = 0;

@@ -14,12 +14,23 @@ std::set<std::string> features(const Spec& spec) {
   for (const auto& [name, value] : json.items()) {
     if (value.is_boolean()) all.insert(name);
   }
-  for (const char* name : {"schedule", "weights", "metric", "sharding"}) {
+  for (const char* name : {"schedule", "weights", "metric", "sharding", "source"}) {
     if (json.contains(name)) all.insert(std::string(name) + " " + json[name].get<std::string>());
   }
   for (const char* name : {"clip", "ema", "evaluate_every", "early_stopping", "plateau", "warmup", "momentum",
                            "workers", "weight_decay"}) {
     if (json.contains(name)) all.insert(name);
+  }
+  if (!spec.players.empty()) all.insert("players");
+  for (int64_t i = 0; i < player_count(spec); ++i) {
+    const Spec own = of_player(spec, i);
+    if (i > 0) all.insert("optimizer of a player " + own.optimizer);
+    if (i > 0 && spec.players[static_cast<size_t>(i - 1)].every > 1) all.insert("player every few steps");
+    if (!own.shared.empty()) all.insert("shared features " + own.shared);
+    if (own.thaw_at > 0) all.insert("group thaws");
+  }
+  for (const ChangeSpec& change : spec.changes) {
+    all.insert(change.what == "lr" && !change.group.empty() ? "set_lr of a group" : "change " + change.what);
   }
   if (spec.accumulate > 1) all.insert("accumulation");
   if (spec.fits > 1) all.insert("several fits");

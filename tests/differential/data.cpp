@@ -130,12 +130,15 @@ std::unique_ptr<Prefetcher> make_loader(const Spec& spec, int64_t batch_size, in
                                            .tail = UnevenTail::kPad,
                                            .multiple_of = spec.drop_last ? batch_size * ranks : 1});
   }
-  return Prefetcher::create(make_dataset(spec), sampler,
-                            {.batch_size = batch_size,
-                             .num_workers = static_cast<int>(spec.workers),
-                             .persistent_workers = spec.workers > 1,
-                             .drop_last = spec.drop_last})
-      .value();
+  auto loader = Prefetcher::create(make_dataset(spec), sampler,
+                                   {.batch_size = batch_size,
+                                    .num_workers = static_cast<int>(spec.workers),
+                                    .persistent_workers = spec.workers > 1,
+                                    .drop_last = spec.drop_last})
+                    .value();
+  if (loader->batches_per_epoch() == 0)
+    throw std::runtime_error("no batch");  // else a loop would look for one for ever
+  return loader;
 }
 
 std::unique_ptr<Prefetcher> make_validation(const Spec& spec, int64_t rank, int64_t ranks) {

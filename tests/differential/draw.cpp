@@ -1,32 +1,13 @@
 // Draws programs.
-#include <algorithm>
-#include <array>
+#include "draw.h"
 
-#include "spec.h"
+#include <algorithm>
+
+#include "dice.h"
 #include "trainkit/core/random.h"
 
 namespace trainkit::differential {
 namespace {
-
-/// Draws from a counter-based generator: the same on every platform.
-class Dice {
- public:
-  explicit Dice(uint64_t key) : random_(key) {}
-  /// Uniform in [low, high].
-  int64_t between(int64_t low, int64_t high) {
-    return low + static_cast<int64_t>(random_.below(static_cast<uint64_t>(high - low + 1)));
-  }
-  /// True `percent` times in a hundred.
-  bool chance(int64_t percent) { return between(0, 99) < percent; }
-  template <class T>
-  T one_of(std::initializer_list<T> values) {
-    return *(values.begin() + between(0, static_cast<int64_t>(values.size()) - 1));
-  }
-  std::string one(std::initializer_list<const char*> values) { return one_of(values); }
-
- private:
-  RandomStream random_;
-};
 
 /// What an oracle rules out.
 struct Allowed {
@@ -36,12 +17,12 @@ struct Allowed {
 };
 
 Allowed allowed_by(const Spec& spec) {
-  const bool same_batches =
-      spec.oracle == "torch" || spec.oracle == "resume" || spec.oracle == "workers" || spec.oracle == "twice";
-  return {.depends_on_batch = same_batches || spec.oracle == "retry",
-          .random = spec.oracle == "resume" || spec.oracle == "workers" || spec.oracle == "twice",
-          .counts_calls = spec.oracle == "torch" || spec.oracle == "replicas" || spec.oracle == "workers" ||
-                          spec.oracle == "twice"};
+  const bool runs_alike =
+      spec.oracle == "workers" || spec.oracle == "twice" || spec.oracle == "events" || spec.oracle == "sources";
+  const bool random = runs_alike || spec.oracle == "resume";
+  return {.depends_on_batch = random || spec.oracle == "torch" || spec.oracle == "retry",
+          .random = random,
+          .counts_calls = runs_alike || spec.oracle == "torch" || spec.oracle == "replicas"};
 }
 
 /// Whether layer `layer` of a vector or of positions can follow.
@@ -117,42 +98,6 @@ void draw_layers(Dice& dice, Spec& spec) {
   if (spec.tied_head && width != first_width) spec.tied_head = false;
 }
 
-void draw_optimizer(Dice& dice, Spec& spec) {
-  spec.optimizer = dice.one({"sgd", "sgd", "adam", "adamw", "adamw", "muon", "rmsprop", "adagrad"});
-  if (spec.input == "tokens" && !spec.tied_head && dice.chance(40)) spec.optimizer = "sparse_adam";
-  spec.lr = spec.optimizer == "sgd" ? dice.one_of({0.02, 0.05, 0.1}) : dice.one_of({0.003, 0.01});
-  if (spec.optimizer == "sgd" || spec.optimizer == "muon" || spec.optimizer == "rmsprop") {
-    spec.momentum = dice.one_of({0.0, 0.9, 0.5});
-    spec.nesterov = spec.optimizer != "rmsprop" && spec.momentum > 0 && dice.chance(40);
-    spec.centered = spec.optimizer == "rmsprop" && dice.chance(40);
-  }
-  spec.beta1 = dice.one_of({0.9, 0.9, 0.5});
-  spec.eps = dice.one_of({1e-8, 1e-4});
-  if (spec.centered) spec.eps = 1e-4;  // a variance may be 0
-  spec.weight_decay = dice.one_of({0.0, 0.01, 0.1});
-  spec.groups = spec.optimizer == "muon" ? "default" : dice.one({"default", "one", "layers"});
-  if (spec.optimizer == "sparse_adam") {
-    spec.weight_decay = 0;
-    spec.groups = dice.one({"default", "one"});
-  }
-  if (dice.chance(30)) spec.clip = dice.one_of({0.1, 1.0, 100.0});
-  if (dice.chance(25)) spec.ema = dice.one_of({0.5, 0.9});
-  spec.keep_grads = dice.chance(20);
-}
-
-void draw_schedule(Dice& dice, Spec& spec) {
-  if (dice.chance(50)) return;
-  spec.schedule = dice.one({"constant", "linear", "cosine", "cosine_restarts", "step", "multi_step", "exponential",
-                            "polynomial", "one_cycle"});
-  const int64_t steps = std::max<int64_t>(4, spec.steps > 0 ? spec.steps : 8);
-  spec.warmup = dice.chance(40) ? dice.between(1, 2) : 0;
-  spec.schedule_steps = dice.between(steps - 1, steps + 3) + spec.warmup;
-  if (dice.chance(50)) spec.min_factor = 0.1;
-  if (dice.chance(60)) spec.period = dice.between(1, 3);
-  spec.growth = dice.between(1, 2);
-  spec.gamma = dice.one_of({0.1, 0.5});
-}
-
 void draw_data(Dice& dice, Spec& spec) {
   const bool divides = spec.oracle == "ranks" || spec.oracle == "shards" || spec.oracle == "accumulation";
   spec.parts = dice.between(2, 3);
@@ -215,12 +160,12 @@ void draw_loop(Dice& dice, Spec& spec) {
 void draw_oracle(Dice& dice, Spec& spec) {
   spec.oracle = dice.chance(55) ? "torch"
                                 : dice.one({"replicas", "replicas", "ranks", "shards", "accumulation", "retry",
-                                            "resume", "resume", "workers", "twice"});
+                                            "resume", "resume", "workers", "twice", "events", "sources"});
   spec.loop = spec.oracle != "accumulation" && spec.oracle != "retry" && dice.chance(40) ? "trainer" : "step";
+  if (spec.oracle == "sources" || (spec.loop == "trainer" && dice.chance(40))) spec.loop = "session";
   spec.dtype = dice.chance(70) ? "float64" : dice.one({"float32", "float32", "bfloat16"});
   // Other oracles than PyTorch have no second run that says how far rounding goes.
-  const bool bitwise =
-      spec.oracle == "resume" || spec.oracle == "workers" || spec.oracle == "twice" || spec.oracle == "retry";
+  const bool bitwise = allowed_by(spec).random || spec.oracle == "retry";
   if (spec.oracle != "torch" && !bitwise) spec.dtype = "float64";
   spec.own_weights = spec.oracle == "replicas" && dice.chance(50);
   if (spec.oracle == "workers" || spec.oracle == "twice") spec.on_replicas = dice.chance(50);
@@ -236,7 +181,7 @@ void settle(Spec& spec) {
     has_batch_norm |= layer.kind.ends_with("batch_norm") && !layer.eval;
     // A replica may get one row, which BatchNorm refuses.
     if (spec.on_replicas && layer.kind == "batch_norm") layer.kind = "sync_batch_norm", layer.no_bias = false;
-    if (spec.loop == "trainer") layer.change_at = 0;
+    if (spec.loop != "step") layer.change_at = 0;
     if (spec.oracle == "shards") layer.change_at = 0, layer.branch = false;
     // Its backward and the reduction of the gradients change places where a rank skips the branch.
     after_branch |= layer.branch;
@@ -268,10 +213,6 @@ void settle(Spec& spec) {
   if (leaves_out && spec.optimizer == "sparse_adam" && !spec.weights.empty()) spec.weights = "scaled";
   // Sparse gradients are not divided.
   if (spec.oracle == "shards" && spec.optimizer == "sparse_adam") spec.optimizer = "adam";
-  // SyncBatchNorm's variance is E[x^2] - E[x]^2 in float64: Adam would enlarge its rounding in a parameter before it
-  // whose true gradient is 0.
-  const bool synchronises = any_layer([](const LayerSpec& layer) { return layer.kind == "sync_batch_norm"; });
-  if (divides && synchronises) spec.eps = 1e-4;
   // And micro-batches: a NaN in a row of weight 0 counts only where another row of its part has a weight.
   const bool has_parts = divides || spec.oracle == "accumulation";
   if (has_parts && !spec.bad_rows.empty() && !spec.weights.empty()) spec.weights = "scaled";
@@ -284,28 +225,80 @@ void settle(Spec& spec) {
     spec.bad_rows.clear();
     if (spec.optimizer == "muon" || spec.optimizer == "sparse_adam") spec.optimizer = "adamw";
   }
-  if (spec.loop == "trainer") {
+  if (spec.loop != "step") {
     spec.keep_grads = false;
     if (spec.weights != "scaled" && !spec.weights.empty()) spec.metric = "";
     if (spec.clip > 0 && !spec.bad_rows.empty()) spec.skip_nonfinite = true;
   }
   if (spec.oracle == "torch" || spec.oracle == "replicas" || spec.oracle == "ranks" || spec.oracle == "shards") {
-    if (spec.loop == "trainer" && spec.oracle != "torch") spec.best = false;
+    if (spec.loop != "step" && spec.oracle != "torch") spec.best = false;
   }
   if (spec.oracle == "resume" && spec.loop == "step") spec.fits = 1;
-  const bool has_norm = any_layer([](const LayerSpec& layer) { return layer.kind.ends_with("_norm"); });
-  // Adam moves a parameter whose true gradient is 0 (before a norm) by rounding alone.
-  if (low && has_norm && spec.optimizer != "sgd") spec.optimizer = "sgd", spec.lr = 0.05;
+  settle_optimizer(spec);
   // Rounding may decide between two evaluations of almost the same loss, and so a run.
   if (low && spec.oracle == "torch") spec.early_stopping = 0, spec.plateau = 0, spec.best = false;
   // An infinite statistic stays infinite in PyTorch and becomes NaN here.
   if (spec.stray_backward && has_batch_norm) spec.bad_rows.clear();
   // A batch of one row cannot be retried in parts.
   if (spec.oracle == "retry" && spec.rows % spec.batch_size == 1) ++spec.rows;
-  if (low && spec.optimizer == "muon" && spec.oracle == "torch") spec.optimizer = "adamw";
 }
 
 }  // namespace
+
+void draw_optimizer(Dice& dice, Spec& spec) {
+  spec.optimizer = dice.one({"sgd", "sgd", "adam", "adamw", "adamw", "muon", "rmsprop", "adagrad"});
+  if (spec.input == "tokens" && !spec.tied_head && dice.chance(40)) spec.optimizer = "sparse_adam";
+  spec.lr = spec.optimizer == "sgd" ? dice.one_of({0.02, 0.05, 0.1}) : dice.one_of({0.003, 0.01});
+  if (spec.optimizer == "sgd" || spec.optimizer == "muon" || spec.optimizer == "rmsprop") {
+    spec.momentum = dice.one_of({0.0, 0.9, 0.5});
+    spec.nesterov = spec.optimizer != "rmsprop" && spec.momentum > 0 && dice.chance(40);
+    spec.centered = spec.optimizer == "rmsprop" && dice.chance(40);
+  }
+  spec.beta1 = dice.one_of({0.9, 0.9, 0.5});
+  spec.eps = dice.one_of({1e-8, 1e-4});
+  if (spec.centered) spec.eps = 1e-4;  // a variance may be 0
+  spec.weight_decay = dice.one_of({0.0, 0.01, 0.1});
+  spec.groups = spec.optimizer == "muon" ? "default" : dice.one({"default", "one", "layers"});
+  if (spec.optimizer == "sparse_adam") {
+    spec.weight_decay = 0;
+    spec.groups = dice.one({"default", "one"});
+  }
+  if (dice.chance(30)) spec.clip = dice.one_of({0.1, 1.0, 100.0});
+  if (dice.chance(25)) spec.ema = dice.one_of({0.5, 0.9});
+  spec.keep_grads = dice.chance(20);
+}
+
+void draw_schedule(Dice& dice, Spec& spec) {
+  if (dice.chance(50)) return;
+  spec.schedule = dice.one({"constant", "linear", "cosine", "cosine_restarts", "step", "multi_step", "exponential",
+                            "polynomial", "one_cycle"});
+  const int64_t steps = std::max<int64_t>(4, spec.steps > 0 ? spec.steps : 8);
+  spec.warmup = dice.chance(40) ? dice.between(1, 2) : 0;
+  spec.schedule_steps = dice.between(steps - 1, steps + 3) + spec.warmup;
+  if (dice.chance(50)) spec.min_factor = 0.1;
+  if (dice.chance(60)) spec.period = dice.between(1, 3);
+  spec.growth = dice.between(1, 2);
+  spec.gamma = dice.one_of({0.1, 0.5});
+}
+
+void settle_optimizer(Spec& spec) {
+  const bool low = spec.dtype != "float64";
+  const auto is_norm = [](const LayerSpec& layer) { return layer.kind.ends_with("_norm"); };
+  const bool has_norm = std::any_of(spec.layers.begin(), spec.layers.end(), is_norm);
+  // SyncBatchNorm's variance is E[x^2] - E[x]^2 in float64: Adam would enlarge its rounding in a parameter before it
+  // whose true gradient is 0.
+  const bool divides = spec.oracle == "replicas" || spec.oracle == "ranks" || spec.oracle == "shards";
+  const auto synchronises = [](const LayerSpec& layer) { return layer.kind == "sync_batch_norm"; };
+  if (divides && std::any_of(spec.layers.begin(), spec.layers.end(), synchronises)) spec.eps = 1e-4;
+  // Adam moves a parameter whose true gradient is 0 (before a norm) by rounding alone.
+  if (low && has_norm && spec.optimizer != "sgd") spec.optimizer = "sgd", spec.lr = 0.05;
+  if (low && spec.optimizer == "muon" && spec.oracle == "torch") spec.optimizer = "adamw";
+}
+
+bool has_weights(const LayerSpec& layer) {
+  const bool is_norm = layer.kind.ends_with("_norm");
+  return layer.shares == 0 && (layer.out > 0 || (is_norm && !layer.no_bias));
+}
 
 Spec draw(uint64_t seed, int64_t number) {
   Dice dice(hash_key(seed, number));
@@ -320,6 +313,7 @@ Spec draw(uint64_t seed, int64_t number) {
   draw_schedule(dice, spec);
   draw_loss(dice, spec);
   settle(spec);
+  draw_host(dice, spec);
   return spec;
 }
 

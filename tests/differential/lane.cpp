@@ -106,7 +106,7 @@ std::vector<std::string> Lane::check(const Spec& spec) {
   const bool first = worker_ < 0;
   if (first) start();
   std::optional<test::TempDir> killed;
-  if (spec.oracle == "resume" && spec.loop == "trainer" && spec.kill) {
+  if (spec.oracle == "resume" && spec.loop != "step" && spec.kill) {
     leave_killed_run(spec, killed.emplace().path().string());
   }
   const std::string folder = killed ? killed->path().string() : "";

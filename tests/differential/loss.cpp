@@ -25,20 +25,24 @@ struct ProgramLoss {
   Spec spec;
   std::vector<at::Tensor>* kept;
   OnCall on_call;
-  double sign;
   int64_t calls = 0;
 
-  LossOutput operator()(torch::nn::Module& module, const Batch& batch) {
+  LossOutput operator()(torch::nn::Module& module, const Batch& batch, const Shared& shared) {
     auto& net = *module.as<Net>();
     const bool trains = at::GradMode::is_enabled();
     if (trains && on_call) on_call(module, batch);
     const at::Tensor y = batch["y"], w = batch["w"];
     if (trains && kept) kept->push_back(y);
     at::Tensor x = batch["x"];
-    if (spec.penalty && trains) x = x.detach().requires_grad_();
-    const at::Tensor scores = net.forward(x, batch["m"]);
+    const auto features = shared.find("features");
+    const bool uses_shared = trains && !spec.shared.empty();
+    const bool has_penalty = spec.penalty && trains && !uses_shared;
+    if (has_penalty) x = x.detach().requires_grad_();
+    const at::Tensor scores = !uses_shared                ? net.forward(x, batch["m"])
+                              : spec.shared == "detached" ? net.head(features->second.detach())
+                                                          : net.head(features->second);
     at::Tensor losses = row_losses(spec, scores, y);
-    if (spec.penalty && trains) {
+    if (has_penalty) {
       const at::Tensor slope =
           torch::autograd::grad({losses.sum()}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
       losses = losses + 0.1 * slope.flatten(1).square().sum(1);
@@ -48,7 +52,7 @@ struct ProgramLoss {
     const auto mean = [&](const at::Tensor& values) { return weighted ? (values * w).sum() / total : values.mean(); };
     at::Tensor loss = mean(losses);
     if (spec.state && trains) loss = loss / (1 + 0.25 * static_cast<double>(calls++));
-    LossOutput output(loss * sign);
+    LossOutput output(loss * spec.factor);
     if (weighted) output.weight = total.item<double>();
     add_metrics(output, net, mean, scores, batch);
     return output;
@@ -68,8 +72,15 @@ struct ProgramLoss {
 
 }  // namespace
 
-LossFunction make_loss(const Spec& spec, std::vector<at::Tensor>* kept, OnCall on_call, double sign) {
-  return make_loss_function(ProgramLoss{spec, spec.keeps ? kept : nullptr, std::move(on_call), sign});
+LossFunction make_loss(const Spec& spec, std::vector<at::Tensor>* kept, OnCall on_call) {
+  return make_loss_function(ProgramLoss{spec, spec.keeps ? kept : nullptr, std::move(on_call)});
+}
+
+SharedFunction make_shared(bool detached) {
+  return [detached](torch::nn::Module& module, const Batch& batch) -> Shared {
+    const at::Tensor features = module.as<Net>()->features(batch["x"], batch["m"]);
+    return {{"features", detached ? features.detach() : features}};
+  };
 }
 
 }  // namespace trainkit::differential

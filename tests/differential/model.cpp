@@ -101,7 +101,7 @@ std::shared_ptr<torch::nn::Module> Net::add(const Spec& spec, size_t i) {
   return nullptr;
 }
 
-at::Tensor Net::forward(const at::Tensor& x, const at::Tensor& m) {
+at::Tensor Net::features(const at::Tensor& x, const at::Tensor& m) {
   at::Tensor h = x;
   for (size_t i = 0; i < calls_.size(); ++i) {
     if (!is_branch_[i]) {
@@ -112,8 +112,7 @@ at::Tensor Net::forward(const at::Tensor& x, const at::Tensor& m) {
     const at::Tensor rows = m.nonzero().squeeze(1);
     if (rows.numel() > 0) h = h.index_add(0, rows, calls_[i](h.index_select(0, rows)).to(h.scalar_type()));
   }
-  if (h.dim() > 2) h = h.flatten(2).mean(2);
-  return head_(h);
+  return h.dim() > 2 ? h.flatten(2).mean(2) : h;
 }
 
 std::shared_ptr<Net> make_net(const Spec& spec) {

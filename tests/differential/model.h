@@ -14,6 +14,7 @@
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/data/sampler.h"
 #include "trainkit/train/loss.h"
+#include "trainkit/train/player.h"
 
 namespace trainkit::differential {
 
@@ -32,7 +33,10 @@ class Net : public torch::nn::Module {
  public:
   explicit Net(const Spec& spec);
   /// Scores (N, outputs) of x; `m` (N) selects the rows of branches.
-  at::Tensor forward(const at::Tensor& x, const at::Tensor& m);
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& m) { return head(features(x, m)); }
+  /// Input (N, width) of the head, and its scores.
+  at::Tensor features(const at::Tensor& x, const at::Tensor& m);
+  at::Tensor head(const at::Tensor& features) { return head_(features); }
   /// Module of layer i, which may be shared; null without one.
   const std::shared_ptr<torch::nn::Module>& layer(size_t i) const { return modules_[i]; }
 
@@ -66,8 +70,9 @@ std::unique_ptr<Prefetcher> make_validation(const Spec& spec, int64_t rank = 0, 
 
 /// Watches the calls of a loss function in training; called on the thread of the replica.
 using OnCall = std::function<void(torch::nn::Module& model, const Batch& batch)>;
-/// The loss of a program. `kept`, if not null, receives the labels that the function keeps. `sign` multiplies the loss.
-LossFunction make_loss(const Spec& spec, std::vector<at::Tensor>* kept = nullptr, OnCall on_call = nullptr,
-                       double sign = 1);
+/// The loss of a program, or of one of its players. `kept`, if not null, receives the labels that the function keeps.
+LossFunction make_loss(const Spec& spec, std::vector<at::Tensor>* kept = nullptr, OnCall on_call = nullptr);
+/// Computes the features that the players share, detached or with their graph.
+SharedFunction make_shared(bool detached);
 
 }  // namespace trainkit::differential

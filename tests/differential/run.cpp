@@ -1,8 +1,11 @@
 // Parts that TrainStep and Trainer share.
 #include "run.h"
 
+#include <fmt/format.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "model.h"
@@ -90,24 +93,79 @@ bool has(const Optimizer& optimizer, const at::Tensor& tensor) {
   return false;
 }
 
+/// Adds the groups of a program, or of one of its players. An optimizer without groups gets its own later.
+void add_groups(const Spec& spec, Optimizer& optimizer, std::vector<NamedParameter> all) {
+  if (spec.groups != "layers") {
+    optimizer.add_param_group({.params = std::move(all), .name = "all"});
+    return;
+  }
+  for (size_t i = 0; i < all.size(); ++i) {
+    ParamGroup group{.params = {all[i]},
+                     .lr_multiple = 1.0 / static_cast<double>(1 + i % 3),
+                     .name = fmt::format("g{}", i),
+                     .trainable_from = i % 2 == 1 ? spec.thaw_at : 0};
+    if (i % 2 == 1) group.weight_decay = 0.02;
+    optimizer.add_param_group(std::move(group));
+  }
+}
+
+/// Patterns of the names of a player's parameters.
+std::vector<std::string> patterns_of(const Spec& spec, int64_t player) {
+  std::vector<std::string> patterns;
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    if (spec.layers[i].player == player && spec.layers[i].shares == 0) patterns.push_back(fmt::format("l{}.*", i));
+  }
+  if (spec.head_player == player) patterns.emplace_back("head.*");
+  return patterns;
+}
+
+bool belongs(const NamedParameter& parameter, const std::vector<std::string>& patterns) {
+  return std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
+    return parameter.name.starts_with(pattern.substr(0, pattern.size() - 1));
+  });
+}
+
 }  // namespace
 
 std::unique_ptr<Optimizer> make_optimizer(const Spec& spec, DeviceReplicator& devices, int64_t part, int64_t parts) {
   std::unique_ptr<Optimizer> optimizer = make_bare_optimizer(spec);
+  if (spec.groups == "default" && parts == 1) return optimizer;
   std::vector<NamedParameter> all = trainable_parameters(*devices.module());
   const auto count = static_cast<int64_t>(all.size());
   if (parts > 1) all = {all.begin() + count * part / parts, all.begin() + count * (part + 1) / parts};
-  if (spec.groups == "default" && parts == 1) return optimizer;
-  if (spec.groups != "layers") {
-    optimizer->add_param_group({.params = all});
-    return optimizer;
-  }
-  for (size_t i = 0; i < all.size(); ++i) {
-    ParamGroup group{.params = {all[i]}, .lr_multiple = 1.0 / static_cast<double>(1 + i % 3)};
-    if (i % 2 == 1) group.weight_decay = 0.02;
-    optimizer->add_param_group(std::move(group));
-  }
+  add_groups(spec, *optimizer, std::move(all));
   return optimizer;
+}
+
+std::vector<Player> make_players(const Spec& spec, DeviceReplicator& devices, std::vector<at::Tensor>* kept,
+                                 const OnCall& on_call) {
+  std::vector<Player> players;
+  const auto changes = [](const LayerSpec& layer) { return layer.frozen || layer.change_at > 0; };
+  const bool is_fixed = std::none_of(spec.layers.begin(), spec.layers.end(), changes);
+  for (int64_t i = 0; i < player_count(spec); ++i) {
+    const Spec own = of_player(spec, i);
+    Player player{.name = fmt::format("p{}", i),
+                  .parameters = patterns_of(spec, i),
+                  .optimizer = make_bare_optimizer(own),
+                  .loss = make_loss(own, kept, on_call),
+                  .schedule = make_schedule(own),
+                  .grad_clip = own.clip,
+                  .ema_decay = own.ema,
+                  .every = i == 0 ? 1 : spec.players[static_cast<size_t>(i - 1)].every};
+    if (own.groups != "default") {
+      std::vector<NamedParameter> all = trainable_parameters(*devices.module());
+      std::erase_if(all, [&](const NamedParameter& one) { return !belongs(one, player.parameters); });
+      if (!all.empty()) add_groups(own, *player.optimizer, std::move(all));
+      if (own.groups == "one" && is_fixed && spec.changes.empty()) player.parameters.clear();  // those of the group
+    }
+    players.push_back(std::move(player));
+  }
+  return players;
+}
+
+SharedFunction make_shared_of(const Spec& spec, const Setup& setup) {
+  if (!has_shared(spec)) return nullptr;
+  return make_shared(/*detached=*/spec.accumulate * setup.micro_batches > 1);
 }
 
 std::shared_ptr<const LRSchedule> make_schedule(const Spec& spec) {
@@ -124,11 +182,12 @@ std::shared_ptr<const LRSchedule> make_schedule(const Spec& spec) {
       .value();
 }
 
-void change_model(const Spec& spec, int64_t step, DeviceReplicator& devices, Optimizer& optimizer) {
+void change_model(const Spec& spec, int64_t step, DeviceReplicator& devices, const Optimizers& optimizers) {
   auto& net = *devices.module()->as<Net>();
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     const LayerSpec& layer = spec.layers[i];
     if (layer.change_at != step || !net.layer(i) || layer.shares > 0) continue;
+    Optimizer& optimizer = *optimizers.at(static_cast<size_t>(layer.player));
     ParamGroup late;
     for (const auto& parameter : net.layer(i)->named_parameters()) {
       at::Tensor tensor = parameter.value();
@@ -141,7 +200,7 @@ void change_model(const Spec& spec, int64_t step, DeviceReplicator& devices, Opt
   }
 }
 
-void put_state(Record& record, const std::string& place, DeviceReplicator& devices, const Optimizer& optimizer) {
+void put_state(Record& record, const std::string& place, DeviceReplicator& devices, const Optimizers& optimizers) {
   std::set<const void*> seen;  // a tied weight counts once, under its first name
   for (const auto& parameter : devices.module()->named_parameters()) {
     if (seen.insert(parameter.value().unsafeGetTensorImpl()).second) {
@@ -151,16 +210,36 @@ void put_state(Record& record, const std::string& place, DeviceReplicator& devic
   for (const auto& buffer : devices.module()->named_buffers())
     put(record, place + "buffer/" + buffer.key(), buffer.value());
   if (devices.sharding() != Sharding::kNone) return;  // the optimizer has parts of the parameters
-  for (const auto& [name, value] : optimizer.state_dict()) {
-    const auto* tensor = std::get_if<at::Tensor>(&value);
-    if (tensor && name.starts_with("state.")) put(record, place + "optimizer/" + name.substr(6), *tensor);
+  for (const Optimizer* optimizer : optimizers) {
+    for (const auto& [name, value] : optimizer->state_dict()) {
+      const auto* tensor = std::get_if<at::Tensor>(&value);
+      if (tensor && name.starts_with("state.")) put(record, place + "optimizer/" + name.substr(6), *tensor);
+    }
+    put_rates(record, place + "next_lr/", *optimizer);
   }
+}
+
+void put_rates(Record& record, const std::string& place, const Optimizer& optimizer) {
   const std::vector<double> rates = optimizer.group_lrs();
   for (size_t i = 0; i < rates.size(); ++i) {
     for (const NamedParameter& parameter : optimizer.param_groups()[i].params) {
-      put(record, place + "next_lr/" + parameter.name, rates[i]);
+      put(record, place + parameter.name, rates[i]);
     }
   }
+}
+
+void put_gradients(Record& record, const std::string& place, std::string_view player, const Optimizers& optimizers) {
+  const Optimizer& optimizer = *optimizers.at(player.empty() ? 0 : static_cast<size_t>(player.back() - '0'));
+  double squares = 0;
+  for (const ParamGroup& group : optimizer.param_groups()) {
+    for (const NamedParameter& parameter : group.params) {
+      const at::Tensor& gradient = parameter.tensor.grad();
+      if (!gradient.defined()) continue;
+      const at::Tensor values = gradient.is_sparse() ? gradient.coalesce().values() : gradient;
+      squares += values.to(at::kDouble).square().sum().item<double>();
+    }
+  }
+  put(record, place + (player.empty() ? "" : std::string(player) + ".") + "gradients", std::sqrt(squares));
 }
 
 Record run_program(const Spec& spec, const Setup& setup) {

@@ -1,27 +1,65 @@
 #include "shrink.h"
 
 #include <cctype>
+#include <optional>
 
 namespace trainkit::differential {
 namespace {
 
+bool is_list(const std::string& name) { return name == "layers" || name == "players" || name == "changes"; }
+
+/// Numbers above `removed` become one less, and `removed` itself the one before.
+void renumber(nlohmann::json& object, const char* name, int64_t removed) {
+  const auto number = object.value(name, int64_t{0});
+  if (number >= removed && number > 0) object[name] = number - 1;
+}
+
+nlohmann::json without_player(const nlohmann::json& json, int64_t player) {
+  nlohmann::json less = json;
+  less["players"].erase(static_cast<size_t>(player - 1));
+  renumber(less, "head_player", player);
+  for (const char* list : {"layers", "changes"}) {
+    if (!less.contains(list)) continue;
+    for (nlohmann::json& entry : less[list]) renumber(entry, "player", player);
+  }
+  return less;
+}
+
+/// Nothing if another layer uses the module of this one.
+std::optional<nlohmann::json> without_layer(const nlohmann::json& json, int64_t i) {
+  nlohmann::json less = json;
+  less["layers"].erase(static_cast<size_t>(i));
+  for (nlohmann::json& layer : less["layers"]) {
+    const auto shares = layer.value("shares", int64_t{0});
+    if (shares == i + 1) return std::nullopt;
+    if (shares > i + 1) layer["shares"] = shares - 1;
+  }
+  if (!less.contains("changes")) return less;
+  for (nlohmann::json& change : less["changes"]) {
+    if (change.value("what", "lr") == "lr") continue;
+    const auto layer = change.value("layer", int64_t{0});
+    if (layer == i) return std::nullopt;
+    if (layer > i) change["layer"] = layer - 1;
+  }
+  return less;
+}
+
 /// Programs that are one change smaller than `json`, the largest changes first.
 std::vector<nlohmann::json> smaller(const nlohmann::json& json) {
   std::vector<nlohmann::json> all;
+  for (size_t i = 0; json.contains("players") && i < json["players"].size(); ++i) {
+    all.push_back(without_player(json, static_cast<int64_t>(i) + 1));
+  }
+  for (size_t i = 0; json.contains("changes") && i < json["changes"].size(); ++i) {
+    all.push_back(json);
+    all.back()["changes"].erase(i);
+  }
   for (size_t i = 0; json.contains("layers") && i < json["layers"].size(); ++i) {
-    nlohmann::json less = json;
-    less["layers"].erase(i);
-    bool valid = true;
-    for (nlohmann::json& layer : less["layers"]) {
-      const auto shares = layer.value("shares", int64_t{0});
-      if (shares == static_cast<int64_t>(i) + 1) valid = false;
-      if (shares > static_cast<int64_t>(i) + 1) layer["shares"] = shares - 1;
-    }
-    if (valid) all.push_back(std::move(less));
+    if (auto less = without_layer(json, static_cast<int64_t>(i))) all.push_back(std::move(*less));
   }
   const nlohmann::json defaults = full_json(Spec());
   for (const auto& [name, value] : json.items()) {
-    if (name == "seed" || name == "number" || name == "oracle" || name == "loop" || name == "layers") continue;
+    if (name == "seed" || name == "number" || name == "oracle" || name == "loop" || is_list(name)) continue;
     nlohmann::json less = json;
     less.erase(name);
     if (value != defaults[name]) all.push_back(less);
@@ -37,12 +75,14 @@ std::vector<nlohmann::json> smaller(const nlohmann::json& json) {
       all.push_back(less);
     }
   }
-  for (size_t i = 0; json.contains("layers") && i < json["layers"].size(); ++i) {
-    for (const auto& [name, value] : json["layers"][i].items()) {
-      if (name == "kind" || name == "out" || name == "shares") continue;
-      nlohmann::json less = json;
-      less["layers"][i].erase(name);
-      all.push_back(std::move(less));
+  for (const char* list : {"players", "layers", "changes"}) {
+    for (size_t i = 0; json.contains(list) && i < json[list].size(); ++i) {
+      for (const auto& [name, value] : json[list][i].items()) {
+        if (name == "kind" || name == "out" || name == "shares" || name == "layer" || name == "what") continue;
+        nlohmann::json less = json;
+        less[list][i].erase(name);
+        all.push_back(std::move(less));
+      }
     }
   }
   return all;

@@ -20,15 +20,54 @@ struct LayerSpec {
   int64_t change_at = 0;  ///< step before which requires_grad changes; 0: never
   int64_t shares = 0;     ///< 1 + number of the earlier layer whose module this layer uses
   bool branch = false;    ///< added to its input, for the rows with m = 1; skipped if a batch has none
+  int64_t player = 0;     ///< which trains it
+};
+
+/// A player after the first one, which has the fields of the same names of Spec.
+struct PlayerSpec {
+  std::string optimizer = "sgd";
+  double lr = 0.05;
+  double momentum = 0;
+  bool nesterov = false;
+  bool centered = false;
+  double beta1 = 0.9;
+  double eps = 1e-8;
+  double weight_decay = 0;
+  std::string groups = "default";
+  int64_t thaw_at = 0;
+  std::string schedule = "";
+  int64_t schedule_steps = 0;
+  int64_t warmup = 0;
+  double min_factor = 0;
+  int64_t period = 0;
+  int64_t growth = 1;
+  double gamma = 0.1;
+  double clip = 0;
+  double ema = 0;
+  std::string loss = "mse";
+  double factor = 1;
+  std::string shared = "";
+  int64_t every = 1;  ///< takes part in the steps that are divisible
+};
+
+/// A call of Session::set_lr or set_trainable.
+struct ChangeSpec {
+  int64_t after = 1;        ///< steps done before it
+  std::string what = "lr";  ///< lr, freeze, thaw
+  int64_t player = 0;       ///< of lr
+  std::string group = "";   ///< of lr; empty: all groups
+  double lr = 0.01;
+  int64_t layer = 0;  ///< of freeze and thaw
 };
 
 struct Spec {
   uint64_t seed = 0;
   int64_t number = 0;
   /// torch: compared with PyTorch. Others: compared with the library itself on one device with the whole batch
-  /// (replicas, ranks, shards, accumulation, retry) or with an undisturbed run (resume, workers, twice).
+  /// (replicas, ranks, shards, accumulation, retry), with an undisturbed run (resume, workers, twice), without events
+  /// (events) or with a Prefetcher as source (sources).
   std::string oracle = "torch";
-  std::string loop = "step";      ///< step: TrainStep; trainer: Trainer::fit
+  std::string loop = "step";      ///< step: TrainStep; trainer: Trainer::fit; session: Trainer::begin
   std::string dtype = "float64";  ///< float64, float32, bfloat16 (autocast)
 
   std::string input = "vector";  ///< vector, sequence, image, tokens
@@ -41,6 +80,7 @@ struct Spec {
   std::string sampler = "sequential";  ///< sequential, random, weighted, mixture
   std::string dataset = "plain";       ///< plain, subset, concat, mapped
   int64_t workers = 0;
+  std::string source = "";  ///< of a session: empty (Prefetcher), queue (QueueSource), batches (Session::step(batch))
 
   int64_t steps = 2;
   int64_t epochs = 0;  ///< of the Trainer; 0: `steps` is its limit
@@ -54,7 +94,8 @@ struct Spec {
   double beta1 = 0.9;
   double eps = 1e-8;
   double weight_decay = 0;
-  std::string groups = "default";  ///< default, one, layers (own rates), late (the last layers come later)
+  std::string groups = "default";  ///< default, one, layers (own rates)
+  int64_t thaw_at = 0;             ///< ParamGroup::trainable_from of every other group of "layers"
   std::string schedule = "";       ///< empty, or a name of schedule_names()
   int64_t schedule_steps = 0;
   int64_t warmup = 0;
@@ -71,6 +112,7 @@ struct Spec {
   std::vector<int64_t> bad_rows;  ///< rows with NaN; negative: infinity in row -1 - i
 
   std::string loss = "mse";  ///< mse, cross_entropy, huber
+  double factor = 1;         ///< of the loss
   std::string weights = "";  ///< empty; rows: own weights, some 0; blocks: whole batches of weight 0; scaled
   bool state = false;        ///< the loss function counts its calls
   bool keeps = false;        ///< it keeps tensors of its batches
@@ -82,6 +124,13 @@ struct Spec {
   bool best = false;            ///< keeps the weights of the best evaluation and ends with them
   bool two_steps = false;       ///< two TrainSteps over one model, each with half of the parameters
   bool stray_backward = false;  ///< the user's own backward between steps
+
+  std::vector<PlayerSpec> players;  ///< after the first one; empty: one optimizer without players
+  int64_t head_player = 0;          ///< which trains the head
+  /// How the loss of a player uses the features that the players share: empty (not at all), graph, detached.
+  std::string shared = "";
+  std::vector<ChangeSpec> changes;  ///< of a session
+  bool events = false;              ///< reads gradients in on_gradients, losses in Events::on_step
 
   int64_t parts = 2;  ///< replicas, ranks or micro-batches of the other side
   bool own_weights = false;
@@ -95,6 +144,14 @@ struct Spec {
 nlohmann::json to_short_json(const Spec& spec);
 nlohmann::json full_json(const Spec& spec);
 Spec spec_from_json(const nlohmann::json& json);
+
+/// The program as its player `player` sees it: with the optimizer, loss and schedule of that one.
+Spec of_player(const Spec& spec, int64_t player);
+/// The settings of `spec` that a player can have.
+PlayerSpec settings_of(const Spec& spec);
+int64_t player_count(const Spec& spec);
+/// Whether a player uses shared features.
+bool has_shared(const Spec& spec);
 
 /// Draws program `number` of `seed`: the same on every platform.
 Spec draw(uint64_t seed, int64_t number);

@@ -18,7 +18,7 @@ BUILD, SOURCE, TORCH = (pathlib.Path(sys.argv.pop(1)).resolve() for _ in range(3
 COMPILER = sys.argv.pop(1)
 WORK = pathlib.Path(sys.argv.pop(1)).resolve()
 FIRST, PREFIX = WORK / "first", WORK / "moved"
-PROGRAMS = ["trainkit", "trainkit-emotion", "trainkit-gpt2rec", "trainkit-hsi", "trainkit-transformer"]
+PROGRAMS = ["trainkit", "trainkit-emotion", "trainkit-gpt2rec", "trainkit-hsi", "trainkit-train", "trainkit-transformer"]
 
 
 def run(*command, environment=None, cwd=None):

@@ -17,7 +17,7 @@ import unittest
 import zipfile
 
 WHEEL = pathlib.Path(sys.argv.pop(1)).resolve()
-PROGRAMS = ["trainkit", "trainkit-emotion", "trainkit-gpt2rec", "trainkit-hsi", "trainkit-transformer"]
+PROGRAMS = ["trainkit", "trainkit-emotion", "trainkit-gpt2rec", "trainkit-hsi", "trainkit-train", "trainkit-transformer"]
 CARRIED = ["libtrainkit_ffmpeg.so", "libtrainkit_hdf5.so"]
 LICENCES = ["Abseil", "FFmpeg", "HDF5", "cpp-httplib", "fmt", "glibc", "jemalloc", "libaec", "libpng", "matio", "nlohmann-json", "protozero",
             "xxHash", "yaml-cpp", "zlib"]

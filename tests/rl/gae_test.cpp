@@ -47,8 +47,8 @@ GaeInput random_steps(int64_t horizon, int64_t simulators) {
 
 TEST_CASE("Advantages and returns are those computed by hand", "[rl][gae]") {
   // gamma = lambda = 1/2. delta_2 = 3 + 8/2 - 4 = 3 everywhere.
-  // Continues:    delta_1 = 2 + 4/2 - 2 = 2, A_1 = 2 + 3/4 = 2.75;  delta_0 = 1 + 2/2 - 1 = 1, A_0 = 1 + 2.75/4
-  // = 1.6875 Terminated: delta_1 = 2 - 2 = 0,       A_1 = 0;                                          A_0 = 1
+  // Continues:  delta_1 = 2 + 4/2 - 2 = 2, A_1 = 2 + 3/4 = 2.75;  delta_0 = 1 + 2/2 - 1 = 1, A_0 = 1 + 2.75/4 = 1.6875
+  // Terminated: delta_1 = 2 - 2 = 0,       A_1 = 0;                                          A_0 = 1
   // Truncated:  delta_1 = 2 + 6/2 - 2 = 3, A_1 = 3;                                          A_0 = 1.75
   const GaeResult result = gae(steps(), {.gamma = 0.5, .lambda = 0.5});
   const at::Tensor advantage = torch::tensor({{1.6875, 1., 1.75}, {2.75, 0., 3.}, {3., 3., 3.}});

@@ -80,14 +80,14 @@ void OptimizerParts::count_on_device() {
   counts.count_on_device();
 }
 
-void OptimizerParts::set_group_lr(std::string_view name, double lr) {
+void OptimizerParts::set_group_lr(std::string_view name, double lr, double base) {
   TORCH_CHECK_VALUE(lr >= 0 && std::isfinite(lr), "optimizer: lr must be finite and >= 0, got ", lr);
   std::vector<ParamGroup>& groups = parameters.groups;
   const auto is_named = [&](const ParamGroup& group) { return group.name == name; };
   TORCH_CHECK_VALUE(std::count_if(groups.begin(), groups.end(), is_named) == 1, "optimizer: no group named '", name,
                     "', or several");
   const auto found = std::find_if(groups.begin(), groups.end(), is_named);
-  const double before = found->lr_multiple, base = rates.lr();
+  const double before = found->lr_multiple;
   TORCH_CHECK_VALUE(before > 0 && base > 0, "optimizer: a group of learning rate 0 has no multiple to change");
   found->lr_multiple = lr / base;
   rates.set_multiple(static_cast<size_t>(found - groups.begin()), found->lr_multiple, found->lr_multiple / before);

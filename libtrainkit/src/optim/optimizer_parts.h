@@ -59,10 +59,10 @@ class OptimizerParts {
   /// Moves learning rates and step counts to the device, as `capturable` does from the start. Waits for the device once
   /// if they were not there.
   void count_on_device();
-  /// Sets the learning rate of the group `name` by its multiple, so that schedules and saved states keep it. Does not
-  /// synchronise. Throws c10::ValueError for an unknown group, one of two of the same name, or a rate that is not
-  /// finite and >= 0.
-  void set_group_lr(std::string_view name, double lr);
+  /// Sets the learning rate of the group `name` that schedules multiply, by its multiple of `base`, so that schedules
+  /// and saved states keep it. Does not synchronise. Throws c10::ValueError for an unknown group, one of two of the
+  /// same name, or a rate that is not finite and >= 0.
+  void set_group_lr(std::string_view name, double lr, double base);
   /// Copies the learning rates of an optimizer with the same groups, on the device if they are kept there. Does not
   /// synchronise.
   void set_lr_from(const OptimizerParts& other);

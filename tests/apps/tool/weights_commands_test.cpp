@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/program.h"
+#include "nn/exported/handmade_model.h"
 #include "test_util.h"
 #include "trainkit/io/safetensors.h"
 #include "trainkit/io/weight_file.h"
@@ -12,7 +13,7 @@
 
 using namespace trainkit;
 using namespace trainkit::test;
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 namespace {
 
@@ -48,16 +49,29 @@ TEST_CASE("inspect lists every kind of file, whatever its name") {
     const Tool tool(dir, {"inspect", dir / name, "--json"});
     INFO(tool.errors);
     REQUIRE(tool.code == 0);
-    const Json file = Json::parse(tool.output)["files"][0];
+    const OrderedJson file = OrderedJson::parse(tool.output)["files"][0];
     CHECK(file["format"] == (name[0] == 'a' ? "PyTorch zip" : "safetensors"));
     CHECK(file["values"] == 8);
     CHECK(file["bytes"] == 28);
     REQUIRE(file["tensors"].size() == 2);
-    CHECK(file["tensors"][0] == Json{{"name", "fc.weight"}, {"dtype", "float32"}, {"shape", {2, 3}}, {"bytes", 24}});
+    CHECK(file["tensors"][0] ==
+          OrderedJson{{"name", "fc.weight"}, {"dtype", "float32"}, {"shape", {2, 3}}, {"bytes", 24}});
   }
   const Tool table(dir, {"inspect", dir / "a.safetensors"});
   CHECK_THAT(table.output, Catch::Contains("2 tensors, 8 values, 28 bytes") && Catch::Contains("bfloat16") &&
                                Catch::Contains("(2, 3)"));
+}
+
+TEST_CASE("inspect shows inputs and operators of an exported model") {
+  TempDir dir;
+  REQUIRE(write_exported(dir / "model.tkm").ok());
+  const Tool tool(dir, {"inspect", dir / "model.tkm"});
+  REQUIRE(tool.code == 0);
+  CHECK_THAT(tool.output, Catch::Contains("exported model handmade.Net of PyTorch 2.11.0") &&
+                              Catch::Contains("input x (any, 8) float32") && Catch::Contains("    2  aten::linear\n") &&
+                              Catch::Contains("hidden.weight") && !Catch::Contains("schema"));
+  REQUIRE(save_safetensors(Fs::posix(), dir / "bad.tkm", kWeights, {{"trainkit.model", "{}"}}).ok());
+  CHECK_THAT(Tool(dir, {"inspect", dir / "bad.tkm"}).output, Catch::Contains("its description is damaged"));
 }
 
 TEST_CASE("inspect verifies a checkpoint and lists both of its files") {
@@ -66,7 +80,7 @@ TEST_CASE("inspect verifies a checkpoint and lists both of its files") {
   const Tool tool(dir, {"inspect", dir / "run", "--json"});
   INFO(tool.errors);
   REQUIRE(tool.code == 0);
-  const Json all = Json::parse(tool.output);
+  const OrderedJson all = OrderedJson::parse(tool.output);
   CHECK(all["step"] == 7);
   REQUIRE(all["files"].size() == 2);
   CHECK(all["files"][1]["tensors"][0]["name"] == "fc.weight.exp_avg");

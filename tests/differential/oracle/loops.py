@@ -10,33 +10,31 @@ from program import Program
 
 
 class StepLoop(Program):
+    records_empty_steps = False
+
     def run_loop(self):
         spec, step = self.spec, 0
         for fit in range(spec["fits"]):
             self.begin_fit()
-            self.skipped = 0
+            for player in self.players if spec["players"] else []:  # each step has its copies of their losses
+                player.loss = Loss(player.spec)
             for _ in range(spec["steps"]):
                 step += 1
                 self.change_model(step)
                 place = f"step{step}/"
-                lr = spec["lr"] * self.schedule(self.applied)
-                self.optimizers.set_lr(lr)
+                for player in self.players:
+                    player.set_lr()
                 self.put_rates(place + "lr/")
                 batches = []
                 while len(batches) < spec["accumulate"] and not (batches and self.at_epoch_end()):
                     batches.append(self.next_batch())
-                self.averaged(self.optimizers.names)
-                self.applied += self.run_step(place, batches, self.optimizers, self.loss)
+                self.run_step(place, batches, step)
                 if self.second:
-                    self.skipped, kept = 0, self.skipped
-                    self.run_step(place + "second/", batches[-1:], self.second, self.second_loss)
-                    self.record_state(place + "second/", self.second)
-                    for name, (_, optimizer) in self.second.names.items():
-                        self.record[f"{place}second/next_lr/{name}"] = optimizer.param_groups[0]["lr"]
-                    self.skipped = kept
+                    self.run_second(place + "second/", batches[-1:])
                 self.record[place + "epoch"], self.record[place + "rows"] = float(self.epoch), float(
                     -1 if self.at_epoch_end() else self.rows)
-                self.optimizers.set_lr(spec["lr"] * self.schedule(self.applied))
+                for player in self.players:
+                    player.set_lr()
                 self.record_end(place)
                 for name, average in self.averages.items():
                     self.record[f"{place}average/{name}"] = average.clone()
@@ -46,42 +44,80 @@ class StepLoop(Program):
             if fit + 1 < spec["fits"]:
                 self.swap_averages()
 
+    def run_second(self, place, batches):
+        own = {}
+        self.second.begin_fit()
+        self.run_player(own, batches, self.second, [None], self.copy_buffers())
+        self.record.update({place + name: value for name, value in own.items()})
+        self.record_state(place, [self.second])
+        for name, (_, optimizer) in self.second.optimizers.names.items():
+            self.record[f"{place}next_lr/{name}"] = optimizer.param_groups[0]["lr"]
+
 
 class TrainerLoop(Program):
+    records_empty_steps = True
+
     def epoch_fraction(self):
         size = self.spec["batch_size"]
         batches = (self.epoch_rows + size - 1) // size
         return self.epoch + (self.rows + size - 1) // size / batches
 
     def run_loop(self):
-        spec, self.step, calls = self.spec, 0, [0]
+        spec, self.step, self.calls = self.spec, 0, 0
         for fit in range(spec["fits"]):
             self.begin_fit()
-            self.fit_once(f"fit{fit + 1}/", calls)
+            self.fit_once(f"fit{fit + 1}/")
         self.record_end("end/")
 
-    def note_call(self, batch, calls):
-        place = f"call{calls[0]}/"
-        calls[0] += 1
-        self.record[place + "rows"] = self.indices
+    def note_call(self, batch):
+        place = f"call{self.calls}/"
+        self.calls += 1
+        self.record[place + "rows"] = batch["indices"]
         for name, parameter in self.net.named_parameters():
             self.record[f"{place}param/{name}"] = parameter.detach().clone()
 
-    def fit_once(self, place, calls):
-        spec = self.spec
-        first_step, base, self.loss = self.step, spec["lr"], Loss(spec)
+    def make_changes(self):
+        """What the host changes between steps."""
+        for change in self.spec["changes"] if self.spec["loop"] == "session" else []:
+            if change["after"] != self.step:
+                continue
+            if change["what"] != "lr":
+                self.net.modules_of[change["layer"]].requires_grad_(change["what"] == "thaw")
+                continue
+            player = self.players[change["player"]]
+            if change["group"]:
+                player.optimizers.set_multiple(change["group"], change["lr"] / player.base)
+            else:
+                player.base = change["lr"]
+                if self.plateau:
+                    self.plateau.optimizer.param_groups[0]["lr"] = player.base
+
+    def put_log(self, log):
+        """The values that Trainer does not log, or under another name."""
+        for name in "weight", "skipped":
+            self.record.pop(log + name, None)
+        for name in [n for n in self.record if n.startswith(log + "metric/")]:
+            self.record[log + name[len(log) + len("metric/"):]] = self.record.pop(name)
+        if self.spec["events"]:
+            self.record[log + "step_loss"] = self.record[log + "loss"]
+
+    def fit_once(self, place):
+        spec, first = self.spec, self.players[0]
+        first_step = self.step
+        for player in self.players:
+            player.base, player.loss = player.spec["lr"], Loss(player.spec)
         if self.rows > 0 and self.at_epoch_end():
             self.epoch, self.rows = self.epoch + 1, 0
         first_epoch = self.epoch
-        plateau = None
+        self.plateau = plateau = None
         if spec["plateau"]:
-            dummy = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=base)
-            plateau = lr_scheduler.ReduceLROnPlateau(dummy, factor=0.5, patience=spec["plateau"] - 1)
+            dummy = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=first.base)
+            self.plateau = plateau = lr_scheduler.ReduceLROnPlateau(dummy, factor=0.5, patience=spec["plateau"] - 1)
         best, best_step, bad, evaluated, metrics, reason = None, 0, 0, -1, {}, None
         best_weights = None
 
         def evaluate():
-            nonlocal best, best_step, bad, evaluated, metrics, base, reason, best_weights
+            nonlocal best, best_step, bad, evaluated, metrics, reason, best_weights
             metrics = self.evaluate()
             evaluated = self.step
             value = metrics["loss"]
@@ -95,7 +131,7 @@ class TrainerLoop(Program):
             bad = 0 if improved else bad + 1
             if plateau:
                 plateau.step(value)
-                base = plateau.optimizer.param_groups[0]["lr"]
+                first.base = plateau.optimizer.param_groups[0]["lr"]
             if spec["early_stopping"] and bad >= spec["early_stopping"]:
                 reason = reason or "early"
             for name, metric in metrics.items():
@@ -103,18 +139,17 @@ class TrainerLoop(Program):
             self.record[f"val{self.step}/epoch"] = self.epoch_fraction()
 
         while reason is None:
-            batches = []
-            self.optimizers.set_lr(base * self.schedule(self.applied))
-            lr = self.optimizers.optimizers[0][0].param_groups[0]["lr"]
-            log = f"train{self.step + 1}/"
+            self.make_changes()
+            batches, log = [], f"train{self.step + 1}/"
+            for player in self.players:
+                player.set_lr()
+                for optimizer, _, group in player.optimizers.optimizers if player.name else []:
+                    self.record[f"{log}{player.name}.lr.{group}"] = optimizer.param_groups[0]["lr"]
+            lr = first.optimizers.optimizers[0][0].param_groups[0]["lr"]
             while len(batches) < spec["accumulate"] and not (batches and self.at_epoch_end()):
                 batches.append(self.next_batch())
-                self.note_call(batches[-1], calls)
-            self.applied += self.run_step(log, batches, self.optimizers, self.loss)
-            self.record.pop(log + "weight")
-            self.record.pop(log + "skipped", None)
-            if log + "metric/metric" in self.record:
-                self.record[log + "metric"] = self.record.pop(log + "metric/metric")
+            self.run_step(log, batches, self.step + 1)
+            self.put_log(log)
             self.record[log + "lr"] = lr
             self.record[log + "epoch"] = self.epoch_fraction()
             self.last_loss = self.record[log + "loss"]
@@ -127,9 +162,12 @@ class TrainerLoop(Program):
                 self.epoch, self.rows = self.epoch + 1, 0
                 if spec["epochs"] and self.epoch - first_epoch >= spec["epochs"]:
                     reason = "epochs"
+                    if len(batches) == spec["accumulate"]:  # else the session has looked for one more
+                        self.make_changes()
         if self.evaluation and evaluated != self.step:
             evaluate()
-        self.optimizers.set_lr(base * self.schedule(self.applied))
+        for player in self.players:
+            player.set_lr()
         self.swap_averages()
         record = self.record
         record[place + "steps"] = float(self.step)

@@ -29,6 +29,9 @@ class Net(nn.Module):
             self.head = nn.Linear(shape[0], 4)
 
     def forward(self, x, m):
+        return self.head(self.features(x, m))
+
+    def features(self, x, m):
         h = x
         for i, (module, layer) in enumerate(zip(self.modules_of, self.spec["layers"])):
             call = module if module is not None else {"tanh": torch.tanh}.get(layer["kind"], torch.relu)
@@ -40,9 +43,7 @@ class Net(nn.Module):
             rows = m.nonzero().squeeze(1)
             if len(rows) > 0:
                 h = h.index_add(0, rows, call(h.index_select(0, rows)).to(h.dtype))
-        if h.dim() > 2:
-            h = h.flatten(2).mean(2)
-        return self.head(h)
+        return h.flatten(2).mean(2) if h.dim() > 2 else h
 
 
 def make_layer(layer, shape):
@@ -80,10 +81,10 @@ def make_net(spec, first):
 
 
 class Loss:
-    """The loss function; counts its calls in training."""
+    """The loss function of a program, or of one of its players; counts its calls in training."""
 
-    def __init__(self, spec, sign=1.0):
-        self.spec, self.sign, self.calls = spec, sign, 0
+    def __init__(self, spec):
+        self.spec, self.calls = spec, 0
 
     def rows(self, scores, y):
         if self.spec["loss"] == "cross_entropy":
@@ -97,14 +98,18 @@ class Loss:
             return (scores - y).abs().mean(1)
         return 1 - torch.softmax(scores, 1).gather(1, y.unsqueeze(1)).squeeze(1)
 
-    def __call__(self, net, batch, trains=True):
-        """Returns loss, weight and metrics."""
+    def __call__(self, net, batch, trains=True, features=None):
+        """Returns loss, weight and metrics. `features` are those that players share."""
         spec, x, y, w = self.spec, batch["x"], batch["y"], batch["w"]
-        penalty = spec["penalty"] and trains
+        uses_shared = spec["shared"] and trains
+        penalty = spec["penalty"] and trains and not uses_shared
         if penalty:
             x = x.detach().requires_grad_()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=spec["dtype"] == "bfloat16"):
-            scores = net(x, batch["m"])
+            if uses_shared:
+                scores = net.head(features.detach() if spec["shared"] == "detached" else features)
+            else:
+                scores = net(x, batch["m"])
             losses = self.rows(scores, y)
             if penalty:
                 slope = torch.autograd.grad(losses.sum(), x, create_graph=True)[0]
@@ -120,4 +125,4 @@ class Loss:
             elif spec["metric"] == "error" or spec["metric"] == "sometimes" and batch["m"][0] == 1:
                 metric = mean(self.errors(scores.detach(), y))
         weight = w.sum().item() if spec["weights"] else float(len(x))
-        return loss * self.sign, weight, metric
+        return loss * spec["factor"], weight, metric

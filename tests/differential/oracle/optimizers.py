@@ -9,29 +9,43 @@ from torch.optim import lr_scheduler
 class Optimizers:
     """The optimizers of torch.optim for the groups of a program, by names of parameters."""
 
-    def __init__(self, spec, net, part=0, parts=1):
+    def __init__(self, spec, net, part=0, parts=1, player=0):
         self.spec, self.net = spec, net
-        self.names, self.optimizers = {}, []
-        trained = [(n, p) for n, p in net.named_parameters() if p.requires_grad]
+        self.names, self.optimizers, self.late = {}, [], []
+        trained = [(n, p) for n, p in net.named_parameters() if p.requires_grad and self.owner(n) == player]
         trained = trained[len(trained) * part // parts:len(trained) * (part + 1) // parts]
+        if not trained:
+            raise ValueError("nothing to train")
         if spec["groups"] == "layers":
             for i, one in enumerate(trained):
-                self.add([one], 1 / (1 + i % 3), 0.02 if i % 2 else None)
+                self.add([one], 1 / (1 + i % 3), 0.02 if i % 2 else None, f"g{i}")
+                if i % 2 and spec["thaw_at"]:
+                    self.late.append(one[1])
         elif spec["groups"] == "default" and parts == 1:
             if spec["optimizer"] == "muon":
                 matrices = [one for one in trained if self.is_matrix(*one)]
-                self.add(matrices, 1, None, muon=True)
+                self.add(matrices, 1, None, "muon", muon=True)
                 trained = [one for one in trained if not self.is_matrix(*one)]
-            self.add([one for one in trained if one[1].dim() >= 2], 1, None)
-            self.add([one for one in trained if one[1].dim() < 2], 1, 0.0)
+            self.add([one for one in trained if one[1].dim() >= 2], 1, None, "decay")
+            self.add([one for one in trained if one[1].dim() < 2], 1, 0.0, "no_decay")
         else:
-            self.add(trained, 1, None)
+            self.add(trained, 1, None, "all")
+
+    def owner(self, name):
+        """The player that trains a parameter, without players 0."""
+        layer = name.split(".")[0]
+        return self.spec["head_player"] if layer == "head" else self.spec["layers"][int(layer[1:])]["player"]
+
+    def follow_step(self, done):
+        """Freezes or thaws the groups that are trained later."""
+        for parameter in self.late:
+            parameter.requires_grad_(done >= self.spec["thaw_at"])
 
     def is_matrix(self, name, parameter):
         layers = [i for i, m in enumerate(self.net.modules_of) if isinstance(m, nn.Embedding)]
         return parameter.dim() == 2 and name != "head.weight" and name not in [f"l{i}.weight" for i in layers]
 
-    def add(self, named, multiple, weight_decay, muon=False):
+    def add(self, named, multiple, weight_decay, group="", muon=False):
         if not named:
             return
         spec, decay = self.spec, self.spec["weight_decay"] if weight_decay is None else weight_decay
@@ -39,8 +53,8 @@ class Optimizers:
         parameters = [p for _, p in named]
         sparse = [one for one in named if self.is_table(one[1])]
         if sparse and len(sparse) < len(named):  # Adam for the parameters with dense gradients
-            self.add(sparse, multiple, weight_decay)
-            return self.add([one for one in named if not self.is_table(one[1])], multiple, weight_decay)
+            self.add(sparse, multiple, weight_decay, group)
+            return self.add([one for one in named if not self.is_table(one[1])], multiple, weight_decay, group)
         if sparse:
             made = torch.optim.SparseAdam(parameters, lr=lr, betas=betas, eps=spec["eps"])
         elif muon:
@@ -59,7 +73,7 @@ class Optimizers:
             made = torch.optim.Adam(parameters, lr=lr, betas=betas, eps=spec["eps"], weight_decay=decay)
         else:
             made = torch.optim.AdamW(parameters, lr=lr, betas=betas, eps=spec["eps"], weight_decay=decay)
-        self.optimizers.append((made, multiple))
+        self.optimizers.append([made, multiple, group])
         for name, parameter in named:
             self.names[name] = (parameter, made)
 
@@ -71,11 +85,16 @@ class Optimizers:
         return [p for p, _ in self.names.values()]
 
     def set_lr(self, lr):
-        for optimizer, multiple in self.optimizers:
+        for optimizer, multiple, _ in self.optimizers:
             optimizer.param_groups[0]["lr"] = lr * multiple
 
+    def set_multiple(self, name, multiple):
+        for entry in self.optimizers:
+            if entry[2] == name:
+                entry[1] = multiple
+
     def step(self):
-        for optimizer, _ in self.optimizers:
+        for optimizer, _, _ in self.optimizers:
             optimizer.step()
 
     def record(self, record, place):

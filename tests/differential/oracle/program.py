@@ -6,6 +6,26 @@ from model import Loss, make_net
 from optimizers import Optimizers, make_schedule
 
 
+class Player:
+    """An optimizer with its loss and its schedule: one of the players of a program, or all that it has."""
+
+    def __init__(self, spec, net, name="", part=0, parts=1, number=0):
+        self.spec, self.name, self.base = spec, name, spec["lr"]
+        self.optimizers = Optimizers(spec, net, part, parts, number)
+        self.loss = Loss(spec)
+        self.every = spec.get("every", 1)
+
+    def begin_fit(self):
+        self.schedule, self.applied, self.skipped = make_schedule(self.spec), 0, 0
+
+    def set_lr(self):
+        self.optimizers.set_lr(self.base * self.schedule(self.applied))
+
+    def place(self, place):
+        """Names of its gradients."""
+        return place + (f"{self.name}." if self.name else "") + "gradients"
+
+
 class Program:
     """A subclass has run_loop()."""
 
@@ -14,13 +34,21 @@ class Program:
         part = lambda prefix: {n[len(prefix):]: t for n, t in tensors.items() if n.startswith(prefix)}
         self.train, self.evaluation, self.order = part("train/"), part("evaluation/"), tensors["order"]
         self.net = make_net(spec, part("first/"))
-        self.optimizers = Optimizers(spec, self.net, 0, 2 if spec["two_steps"] else 1)
-        self.second = Optimizers(spec, self.net, 1, 2) if spec["two_steps"] else None
-        self.loss, self.second_loss = Loss(spec), Loss(spec, -0.5)
+        self.players = [Player(spec, self.net, "p0" if spec["players"] else "", 0, 2 if spec["two_steps"] else 1)]
+        for i, own in enumerate(spec["players"], 1):
+            self.players.append(Player({**spec, **own}, self.net, f"p{i}", number=i))
+        self.second = Player({**spec, "factor": -0.5}, self.net, "", 1, 2) if spec["two_steps"] else None
+        self.shares = any(player.spec["shared"] for player in self.players)
         self.had_gradients = set()
-        self.epoch, self.rows, self.kept, self.record, self.skipped = 0, 0, [], {}, 0
+        self.epoch, self.rows, self.kept, self.record = 0, 0, [], {}
         size = self.order.shape[1]
         self.epoch_rows = size - size % spec["batch_size"] if spec["drop_last"] else size
+        if self.epoch_rows == 0 or not spec["steps"] and not spec["epochs"]:
+            raise ValueError("no batch, or no end")
+
+    def names(self):
+        """Optimizers of all players by parameters' names."""
+        return {n: entry for player in self.players for n, entry in player.optimizers.names.items()}
 
     # The data.
 
@@ -30,14 +58,12 @@ class Program:
         end = min(self.rows + self.spec["batch_size"], self.epoch_rows)
         indices = self.order[self.epoch, self.rows:end]
         self.rows = end
-        self.indices = indices
         batch = {name: column[indices] for name, column in self.train.items()}
-        if self.spec["keeps"]:
-            self.kept.append(batch["y"])
+        labels = batch["y"]
         if self.row_order:
             mix = torch.arange(len(indices)).roll(self.row_order).flip(0)
             batch = {name: column[mix] for name, column in batch.items()}
-        return batch
+        return {**batch, "indices": indices, "labels": labels}
 
     def at_epoch_end(self):
         return self.rows >= self.epoch_rows
@@ -48,31 +74,74 @@ class Program:
         for i, (module, layer) in enumerate(zip(self.net.modules_of, self.spec["layers"])):
             if layer["change_at"] != step or module is None or layer["shares"]:
                 continue
-            late = []
+            optimizers, late = self.players[layer["player"]].optimizers, []
             for name, parameter in module.named_parameters():
                 parameter.requires_grad_(not parameter.requires_grad)
-                if parameter.requires_grad and f"l{i}.{name}" not in self.optimizers.names:
+                if parameter.requires_grad and f"l{i}.{name}" not in optimizers.names:
                     late.append((f"l{i}.{name}", parameter))
-            self.optimizers.add(late, 1, None)
+            optimizers.add(late, 1, None)
 
-    def averaged(self, names):
-        if self.spec["ema"] and not names.keys() <= self.averages.keys():
-            for name, (parameter, _) in names.items():
+    def follow_groups(self, player):
+        """Averages of groups that were added, from their weights now."""
+        for name, (parameter, _) in player.optimizers.names.items():
+            if player.spec["ema"]:
                 self.averages.setdefault(name, parameter.detach().clone())
 
-    def run_step(self, place, batches, optimizers, loss_function):
-        """Gradients, clipping and update of one step. Returns whether it updated."""
-        spec, record = self.spec, self.record
-        if spec["stray_backward"] and optimizers is self.optimizers:
+    def note_call(self, batch):
+        """Called before each call of a loss function in training."""
+
+    def run_step(self, place, batches, step):
+        """A step of all players that take part in it."""
+        if self.spec["stray_backward"]:
             self.net(batches[0]["x"], batches[0]["m"])  # its gradients do not count, BatchNorm does
-        before = {name: b.clone() for name, b in self.net.named_buffers()}
+        before = self.copy_buffers()
+        for player in self.players:
+            player.optimizers.follow_step(step - 1)
+        features = [self.features(batch) for batch in batches] if self.shares else [None] * len(batches)
+        skipped = []
+        for i, player in enumerate(self.players):
+            if step % player.every:
+                continue
+            self.follow_groups(player)
+            own = {}
+            # The shared features belong to the step of the first player.
+            player.applied += self.run_player(own, batches, player, features, before if i == 0 else self.copy_buffers())
+            if "gradients" in own:
+                self.record[player.place(place)] = own.pop("gradients")
+            if "skipped" in own:
+                skipped.append(own.pop("skipped"))
+            if i == 0:
+                self.record.update({place + name: value for name, value in own.items()
+                                    if not (player.name and name == "metric/metric")})
+            if player.name and (own["weight"] or self.records_empty_steps):
+                for name in "loss", "grad_norm", "metric/metric":
+                    if name in own:
+                        self.record[f"{place}metric/{player.name}.{name.split('/')[-1]}"] = own[name]
+        if skipped:
+            self.record[place + "skipped"] = max(skipped)
+
+    def features(self, batch):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.spec["dtype"] == "bfloat16"):
+            features = self.net.features(batch["x"], batch["m"])
+        return features.detach() if self.spec["accumulate"] > 1 else features
+
+    def copy_buffers(self):
+        return {name: buffer.clone() for name, buffer in self.net.named_buffers()}
+
+    def run_player(self, record, batches, player, features, before):
+        """Gradients, clipping and update of one player. Returns whether it updated. A skip restores `before`."""
+        spec, optimizers = player.spec, player.optimizers
         parameters = [p for p in optimizers.parameters() if p.requires_grad]
         gradients, total, loss_sum, metric_sum, metric_weight = {}, 0.0, 0.0, 0.0, 0.0
-        for batch in batches:
-            loss, weight, metric = loss_function(self.net, batch)
+        for batch, shared in zip(batches, features):
+            self.note_call(batch)
+            if spec["keeps"] and player is not self.second:
+                self.kept.append(batch["labels"])
+            loss, weight, metric = player.loss(self.net, batch, features=shared)
             if weight == 0:
                 continue
-            for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters, allow_unused=True)):
+            own = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=self.shares)
+            for parameter, gradient in zip(parameters, own):
                 if gradient is not None:
                     known = gradients.get(parameter)
                     gradients[parameter] = gradient * weight if known is None else known + gradient * weight
@@ -81,15 +150,15 @@ class Program:
             if metric is not None:
                 metric_sum += metric.item() * weight
                 metric_weight += weight
-        record[place + "loss"] = loss_sum / total if total > 0 else 0.0
+        record["loss"] = loss_sum / total if total > 0 else 0.0
         if metric_weight > 0:
-            record[place + "metric/metric"] = metric_sum / metric_weight
-        record[place + "weight"] = total
+            record["metric/metric"] = metric_sum / metric_weight
+        record["weight"] = total
         for parameter in self.net.parameters():
             parameter.grad = None
         if total == 0:
             if spec["clip"]:
-                record[place + "grad_norm"] = 0.0
+                record["grad_norm"] = 0.0
             return False
         if spec["keep_grads"]:  # as zero_grad(set_to_none=False): zeros where an earlier step left a gradient
             for parameter in parameters:
@@ -104,30 +173,34 @@ class Program:
             values = parameter.grad._values() if gradient.is_sparse else parameter.grad
             holders.append(torch.empty_like(values))
             holders[-1].grad = values
+        norms = [holder.grad.double().norm() for holder in holders]
+        if spec["events"]:
+            record["gradients"] = torch.stack(norms).norm().item() if norms else 0.0
         if spec["clip"]:
-            record[place + "grad_norm"] = nn.utils.clip_grad_norm_(holders, spec["clip"])
+            record["grad_norm"] = nn.utils.clip_grad_norm_(holders, spec["clip"])
         finite = all(torch.isfinite(holder.grad).all() for holder in holders)
         if spec["skip_nonfinite"]:
-            self.skipped = 0 if finite else self.skipped + 1
-            record[place + "skipped"] = float(self.skipped)
+            player.skipped = 0 if finite else player.skipped + 1
+            record["skipped"] = float(player.skipped)
             if not finite:
                 with torch.no_grad():
                     for name, buffer in self.net.named_buffers():
-                        buffer.copy_(before[name])
+                        buffer.data.copy_(before[name])
                 return False
         optimizers.step()
-        if self.averages and optimizers is self.optimizers:
-            with torch.no_grad():
-                for name, average in self.averages.items():
-                    average.lerp_(optimizers.names[name][0], 1 - spec["ema"])
+        with torch.no_grad():
+            for name, (parameter, _) in optimizers.names.items():
+                if name in self.averages:
+                    self.averages[name].lerp_(parameter, 1 - spec["ema"])
         return True
 
-    def record_state(self, place, optimizers):
+    def record_state(self, place, players):
         for name, tensor in list(self.net.named_parameters()):
             self.record[f"{place}param/{name}"] = tensor.detach().clone()
         for name, tensor in self.net.named_buffers():
             self.record[f"{place}buffer/{name}"] = tensor.clone()
-        optimizers.record(self.record, place)
+        for player in players:
+            player.optimizers.record(self.record, place)
 
     def evaluate(self):
         """Means over the evaluation's rows, by weight."""
@@ -139,7 +212,7 @@ class Program:
         with torch.no_grad():
             for begin in range(0, rows, self.spec["batch_size"]):
                 batch = {n: c[begin:begin + self.spec["batch_size"]] for n, c in self.evaluation.items()}
-                loss, weight, metric = self.loss(self.net, batch, trains=False)
+                loss, weight, metric = self.players[0].loss(self.net, batch, trains=False)
                 for name, value in ("loss", loss), ("metric", metric):
                     if value is not None and weight > 0:
                         sums[name] = sums.get(name, 0.0) + value.item() * weight
@@ -151,24 +224,25 @@ class Program:
 
     def swap_averages(self):
         with torch.no_grad():
+            names = self.names()
             for name, average in self.averages.items():
-                parameter = self.optimizers.names[name][0]
+                parameter = names[name][0]
                 kept = parameter.clone()
                 parameter.copy_(average)
                 average.copy_(kept)
 
     def begin_fit(self):
         self.averages = {}
-        if self.spec["ema"]:
-            self.averages = {n: p.detach().clone() for n, (p, _) in self.optimizers.names.items()}
-        self.schedule, self.applied = make_schedule(self.spec), 0
+        for player in self.players:
+            self.follow_groups(player)
+            player.begin_fit()
 
     def record_end(self, place):
-        self.record_state(place, self.optimizers)
+        self.record_state(place, self.players)
         self.put_rates(place + "next_lr/")
 
     def put_rates(self, place):
-        for name, (_, optimizer) in self.optimizers.names.items():
+        for name, (_, optimizer) in self.names().items():
             self.record[place + name] = optimizer.param_groups[0]["lr"]
 
     def run(self):

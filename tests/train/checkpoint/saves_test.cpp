@@ -52,7 +52,7 @@ struct Run {
     return trainer.fit(
         *loader,
         [](Net& model, const Batch& batch) { return at::cross_entropy_loss(model->forward(batch["x"]), batch["y"]); },
-        {.validation = options.eval_every > 0 ? validation.get() : nullptr,
+        {.validation = options.eval_every ? validation.get() : nullptr,
          .on_evaluation = std::move(on_evaluation),
          .logger = &logger});
   }
@@ -103,7 +103,8 @@ TEST_CASE("A checkpoint written in the background contains the step in its name"
   REQUIRE(Run<HeavyNet>()(options).ok());
   REQUIRE(checkpoints_in(dir / "run") == std::vector<std::string>{"step-00000004", "step-00000008", "step-00000012"});
   for (const int64_t step : {4, 8}) {
-    options.max_steps = options.save_every = step;
+    options.max_steps = step;
+    options.save_every = step;
     options.output_dir = dir / "alone" + std::to_string(step);
     Run<HeavyNet> alone;
     REQUIRE(alone(options).ok());  // nothing changes while its only save is written

@@ -306,3 +306,21 @@ TEST_CASE("The parts of a bucket hold all of it, whatever the number of ranks", 
   REQUIRE(buckets.size() == 1);
   CHECK(buckets[0].part == 32);
 }
+
+TEST_CASE("Sharded ranks that run without a step are refused", "[train][sharding]") {
+  const auto texts = on_ranks(2, [](ProcessGroup& group) -> absl::Status {
+    const auto devices =
+        DeviceReplicator::create(
+            [] { return torch::nn::Linear(4, 2); },
+            {.device = at::kCPU, .process_group = {&group, [](ProcessGroup*) {}}, .sharding = Sharding::kOptimizer})
+            .value();
+    try {
+      devices->run([&](int64_t) { return devices->module()->parameters()[0].sum(); });
+      return absl::InternalError("it ran");
+    } catch (const c10::Error& error) {
+      const std::string problem = error.what_without_backtrace();
+      return problem.find("needs a TrainStep") != std::string::npos ? absl::OkStatus() : absl::InternalError(problem);
+    }
+  });
+  for (const std::string& text : texts) CHECK(text == "ok");
+}

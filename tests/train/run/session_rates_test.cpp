@@ -79,6 +79,8 @@ TEST_CASE("A rate of a schedule, of a player and of unknown names", "[train][ses
   REQUIRE(session.set_lr("d", 1.0).ok());
   REQUIRE(session.set_lr("g", "no_decay", 0.25).ok());
   for (int64_t i = 0; i < 3; ++i) REQUIRE(session.step(gan_batch(i)).value());
+  REQUIRE(session.set_lr("d", "decay", 0.5).ok());  // which the schedule multiplies
+  REQUIRE(session.step(gan_batch(3)).value());
   CHECK_THAT(message(session.set_lr("critic", 1)), Contains("no player"));
   CHECK_THAT(message(session.set_lr("g", "heads", 1)), Contains("no group named 'heads'"));
   CHECK(exit_code(session.set_lr("g", -1)) == ExitCode::kUsage);
@@ -86,6 +88,8 @@ TEST_CASE("A rate of a schedule, of a player and of unknown names", "[train][ses
   session.finish().value();
   CHECK(*logger.records[0].find("d.lr.decay") == 1.0);
   CHECK(*logger.records[2].find("d.lr.decay") == 0.5);
+  CHECK(*logger.records[3].find("d.lr.decay") == 0.25);
+  CHECK(*logger.records[3].find("d.lr.no_decay") == 0.5);
   CHECK(*logger.records[0].find("g.lr.no_decay") == Approx(0.25));
   CHECK(*logger.records[0].find("g.lr.decay") == Approx(5e-3));
 }

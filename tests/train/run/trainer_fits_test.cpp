@@ -15,14 +15,14 @@ using namespace trainkit::test;
 
 namespace {
 
-std::unique_ptr<DeviceReplicator> tiny_devices() {
+std::unique_ptr<DeviceReplicator> fit_devices() {
   torch::manual_seed(11);
   return DeviceReplicator::create([] { return TinyNet(); }).value();
 }
 
 /// Runs 6 steps with an evaluation after each, whose monitored score is the next of `scores`.
 TrainerResult run_with_scores(std::vector<double> scores, int64_t early_stopping = 0) {
-  const auto devices = tiny_devices();
+  const auto devices = fit_devices();
   const auto loader = tiny_loader(52, 4), validation = tiny_loader(8, 8);
   auto trainer = Trainer::create(*devices, SGD({.lr = 1e-2}),
                                  {.max_steps = static_cast<int64_t>(scores.size()),
@@ -40,7 +40,7 @@ TrainerResult run_with_scores(std::vector<double> scores, int64_t early_stopping
 
 TEST_CASE("A second fit trains as many epochs more, from the rate that the optimizer was made with", "[train][fits]") {
   const bool capturable = GENERATE(false, true);
-  const auto devices = tiny_devices();
+  const auto devices = fit_devices();
   const auto loader = tiny_loader(/*rows=*/10, /*batch_size=*/4);  // 3 steps per epoch, the last of 2 rows
   auto trainer = Trainer::create(*devices, AdamW({.lr = 0.1, .capturable = capturable}),
                                  {.max_epochs = 1, .schedule = step_lr(1, 0.1), .log_every = 1})
@@ -65,7 +65,7 @@ TEST_CASE("A second fit by steps writes checkpoints of new names, and a checkpoi
           "[train][fits][resume]") {
   const TempDir dir;
   TrainerOptions options{.max_steps = 4, .save_every = 2, .output_dir = dir.path(), .keep_last = 0};
-  const auto whole = tiny_devices(), resumed = tiny_devices();
+  const auto whole = fit_devices(), resumed = fit_devices();
   {
     const auto loader = tiny_loader(52, 4);
     auto trainer = Trainer::create(*whole, AdamW({.lr = 1e-2}), options).value();
@@ -88,7 +88,7 @@ TEST_CASE("A second fit by steps writes checkpoints of new names, and a checkpoi
 }
 
 TEST_CASE("A Trainer trains all its epochs with a loader that another one has used", "[train][fits]") {
-  const auto devices = tiny_devices();
+  const auto devices = fit_devices();
   const auto loader = tiny_loader(8, 4);
   for (int i = 0; i < 2; ++i) {
     auto trainer = Trainer::create(*devices, SGD({.lr = 1e-2}), {.max_epochs = 2}).value();
@@ -108,7 +108,7 @@ TEST_CASE("A first evaluation of NaN is worse than every later number, and no im
 }
 
 TEST_CASE("Evaluations that never happen are refused with the option that needs them", "[train][fits]") {
-  const auto devices = tiny_devices();
+  const auto devices = fit_devices();
   const auto loader = tiny_loader(8, 4);
   auto trainer = Trainer::create(*devices, SGD({.lr = 1e-2}), {.max_epochs = 1, .eval_every = 2}).value();
   const absl::Status refused = trainer.fit(*loader, tiny_loss).status();
@@ -123,7 +123,7 @@ TEST_CASE("Evaluations that never happen are refused with the option that needs 
 
 TEST_CASE("A resume after a plateau does not say that a learning rate is ignored", "[train][fits][resume]") {
   const TempDir dir;
-  const auto devices = tiny_devices();
+  const auto devices = fit_devices();
   const auto loader = tiny_loader(52, 4), validation = tiny_loader(8, 8);
   TrainerOptions options{.max_steps = 4,
                          .plateau = PlateauOptions{.factor = 0.5, .patience = 0},
@@ -149,7 +149,7 @@ TEST_CASE("A resume after a plateau does not say that a learning rate is ignored
 
 TEST_CASE("A resume with another number of rows per step says so", "[train][fits][resume]") {
   const TempDir dir;
-  const auto devices = tiny_devices();
+  const auto devices = fit_devices();
   TrainerOptions options{.max_steps = 2, .save_every = 2, .output_dir = dir.path()};
   RecordingLogger logger;
   const auto fit = [&](int64_t batch_size) {

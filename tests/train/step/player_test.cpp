@@ -214,6 +214,54 @@ TEST_CASE("A player that runs out of memory is retried alone", "[train][player]"
   for (size_t p = 4; p < 8; ++p) CHECK(retried[2][p].equal(whole[2][p]));
 }
 
+TEST_CASE("A retried player splits shared tensors by row if they are detached", "[train][player]") {
+  enum class How { kWhole, kFails, kSplit };
+  const auto run = [](How how) {
+    const auto devices = gan_devices();
+    std::vector<Player> players = gan_players();
+    players.pop_back();
+    players[0].loss = [how, calls = 0](Gan& gan, const Batch& batch, const Shared& shared) mutable {
+      CHECK(shared.at("fake").size(0) == batch.size());
+      if (++calls == 1 && how == How::kFails) throw c10::OutOfMemoryError({__func__, __FILE__, 0}, "no memory");
+      return loss_of_d(gan, batch, shared);
+    };
+    const auto detached = [](Gan& gan, const Batch& batch) -> Shared {
+      return {{"fake", gan->generator->forward(batch["z"]).detach()}};
+    };
+    TrainStep step(*devices, players, detached, {});
+    if (how == How::kSplit) step.set_split(2);
+    for (int64_t i = 0; i < 3; ++i) step(gan_batch(i));
+    CHECK(step.split() == (how == How::kWhole ? 1 : 2));
+    return copies_of_gan(*devices->module());
+  };
+  const auto whole = run(How::kWhole), retried = run(How::kFails);
+  CHECK(same_gan_bits(retried, run(How::kSplit)));
+  for (size_t i = 0; i < whole.size(); ++i) CHECK(at::allclose(retried[i], whole[i], 1e-4, 1e-6));
+}
+
+TEST_CASE("A player with a shared graph is not split", "[train][player]") {
+  const auto devices = gan_devices();
+  std::vector<Player> players = gan_players();
+  int64_t calls = 0;
+  players[1].loss = [&](Gan& gan, const Batch& batch, const Shared& shared) {
+    if (++calls == 2) throw c10::OutOfMemoryError({__func__, __FILE__, 0}, "no memory");
+    return loss_of_g(gan, batch, shared);
+  };
+  TrainStep step(*devices, players, gan_fake, {});
+  step(gan_batch(0));
+  CHECK_THROWS_WITH(step(gan_batch(1)), Contains("no memory"));
+
+  // A split that an earlier run has left does not cut it either.
+  const auto ours = gan_devices(), whole = gan_devices();
+  TrainStep with_split(*ours, gan_players(), gan_fake, {}), without(*whole, gan_players(), gan_fake, {});
+  with_split.set_split(4);
+  for (int64_t i = 0; i < 2; ++i) {
+    with_split(gan_batch(i));
+    without(gan_batch(i));
+  }
+  CHECK(same_gan_bits(copies_of_gan(*ours->module()), copies_of_gan(*whole->module())));
+}
+
 TEST_CASE("Players with averages, and frozen parameters of one of them", "[train][player]") {
   const auto devices = gan_devices();
   std::vector<Player> players = gan_players();

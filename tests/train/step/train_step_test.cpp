@@ -10,6 +10,7 @@
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/optim/sgd.h"
 #include "trainkit/train/evaluate.h"
+#include "trainkit/train/trainer.h"
 
 using namespace trainkit;
 using namespace trainkit::test;
@@ -212,6 +213,21 @@ TEST_CASE("Options out of range and fp16 on the CPU are refused", "[train][train
   CHECK_THROWS_AS(TrainStep(*devices, optimizer, {.grad_accum_steps = 0}), c10::ValueError);
   CHECK_THROWS_AS(TrainStep(*devices, optimizer, {.grad_clip = -1}), c10::ValueError);
   CHECK_THROWS_AS(TrainStep(*devices, optimizer, {.precision = Precision::kFp16}), c10::ValueError);
+}
+
+TEST_CASE("Mixed precision of a float64 model is refused in one line", "[train][train_step]") {
+  const auto devices = DeviceReplicator::create([] {
+                         TinyNet net;
+                         net->out->to(at::kDouble);
+                         return net;
+                       }).value();
+  AdamW optimizer({.lr = 1e-3});
+  CHECK_THROWS_WITH(TrainStep(*devices, optimizer, {.precision = Precision::kBf16}),
+                    Catch::Contains("out.weight is float64") && Catch::Contains("precision fp32"));
+  const auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-3}), {.precision = Precision::kBf16});
+  CHECK(exit_code(trainer.status()) == ExitCode::kUsage);
+  CHECK_THAT(std::string(trainer.status().message()), Catch::Contains("out.weight is float64"));
+  CHECK(Trainer::create(*devices, AdamW({.lr = 1e-3}), {}).ok());
 }
 
 TEST_CASE("A loss function for another model is an error that names the model", "[train][loss]") {

@@ -21,6 +21,8 @@
 
 namespace trainkit {
 
+struct StepRecipe;
+
 // ---- Runs a program's main function and reports its errors.
 
 /// State used for error reporting at exit.
@@ -149,8 +151,9 @@ absl::StatusOr<std::unique_ptr<Prefetcher>> evaluation_loader(std::shared_ptr<co
 absl::Status compare_data(const Placement& placement,
                           std::initializer_list<std::pair<const char*, const Dataset*>> sets);
 
-/// Returns the options for DeviceReplicator::create: the devices of `placement`, and what the flags add to them.
+/// Returns the options for DeviceReplicator::create: the devices of `placement`, what the flags add to them, and then
+/// StepRecipe::configure_devices.
 DeviceReplicatorOptions replicator_options(const Placement& placement);
-DeviceReplicatorOptions replicator_options(const RunOptions& run, const Placement& placement);
+DeviceReplicatorOptions replicator_options(const RunOptions& run, const Placement& placement, const StepRecipe& recipe);
 
 }  // namespace trainkit

@@ -51,6 +51,9 @@ struct StepRecipe {
   /// Builds a new optimizer without parameters.
   std::function<std::unique_ptr<Optimizer>()> make_optimizer = nullptr;
   LossFunction loss = nullptr;
+  /// Changes the options of the replicas after the flags have set theirs: find_unused_parameters of a model with
+  /// branches that some batches skip, share_weights, sizes of buckets. May be null.
+  std::function<void(DeviceReplicatorOptions& options)> configure_devices = nullptr;
   /// Source of rows: the first ones, repeated if there are too few. Unreadable rows are replaced.
   std::shared_ptr<const Dataset> dataset = nullptr;
   /// Precision and clipping. fp16 is recorded as bf16, which has the same sizes and works on the CPU.

@@ -24,6 +24,7 @@
 #include "trainkit/optim/lr_scheduler.h"
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/train/evaluate.h"
+#include "trainkit/train/interval.h"
 #include "trainkit/train/loss.h"
 #include "trainkit/train/player.h"
 #include "trainkit/train/session.h"
@@ -90,14 +91,16 @@ struct TrainerOptions {
   /// Lowers the learning rate when the monitored metric stops improving, on top of the schedule.
   std::optional<PlateauOptions> plateau = std::nullopt;
 
-  /// Intervals in optimizer steps; 0 disables. With save_every > 0 the end of the run is saved too.
+  /// Optimizer steps between records; 0 disables them.
   int64_t log_every = 10;
   /// Unit of LossOutput::weight, in the plural. With "tokens" the training records contain "tokens_per_second" in
   /// addition to "samples_per_second". Empty: only the latter.
   std::string weight_unit = {};
-  /// eval_every needs FitOptions::validation; early_stopping and plateau need eval_every.
-  int64_t eval_every = 0;
-  int64_t save_every = 0;
+  /// In optimizer steps or epochs; needs FitOptions::validation. early_stopping and plateau need it.
+  Interval eval_every = 0;
+  /// In optimizer steps, epochs, or time since the last save began, which rank 0 measures. Unless it is 0, the end of
+  /// the run is saved too.
+  Interval save_every = 0;
   /// Folder of the run; checkpoints are written to its "checkpoints/". Required for save_every and resume.
   std::string output_dir = {};
   /// Number of newest checkpoints to keep; 0 keeps all.
@@ -228,6 +231,10 @@ struct FitOptions {
   std::function<void(int64_t step, Metrics& metrics)> on_evaluation = nullptr;
   /// Receives what happens in the run. Not owned.
   Events* events = nullptr;
+  /// For debugging: end the run with an error when a thread that it does not use draws from LibTorch's default
+  /// generators, such as a thread of the host or a loader's worker. A resumed run would differ. The error names the
+  /// operation. Costs about a microsecond per operation, in all threads of the process.
+  bool watch_generators = false;
   /// Objects of the program that are saved in each checkpoint and restored at a resume, after the model. All ranks give
   /// the same names.
   std::vector<NamedState> state = {};

@@ -63,7 +63,7 @@ absl::StatusOr<TrainingTask> open_task(App& app, RunContext& context) {
 }
 
 RunFacts drop_unused_evaluation(const ConfigParser& parser, bool has_validation, TrainerOptions& options) {
-  if (has_validation && options.eval_every > 0) return {};
+  if (has_validation && options.eval_every) return {};
   const std::string why = has_validation ? "--eval_every is 0; give the steps between evaluations"
                                          : "the run has no validation rows; keep some";
   RunFacts warnings;
@@ -71,7 +71,7 @@ RunFacts drop_unused_evaluation(const ConfigParser& parser, bool has_validation,
     if (!is_on || !parser.is_given(flag)) return;
     warnings.emplace_back("warning:", fmt::format("--{} has no effect: {}", flag, why));
   };
-  warn("eval_every", options.eval_every > 0);
+  warn("eval_every", bool{options.eval_every});
   warn("early_stopping", options.early_stopping > 0);
   warn("scheduler", options.plateau.has_value());
   options.eval_every = 0;
@@ -85,7 +85,7 @@ absl::Status check_last_batch(const Prefetcher& loader, const Placement& placeme
   const int64_t rows = loader.sampler().size(), batch = loader.options().batch_size;
   const int64_t last = rows % batch == 0 ? batch : rows % batch;
   const auto devices = static_cast<int64_t>(placement.devices.size());
-  const int64_t shares = replicator_options(run, placement).sync_batch_norm ? 1 : devices;
+  const int64_t shares = replicator_options(run, placement, recipe).sync_batch_norm ? 1 : devices;
   const bool is_dropped = loader.options().drop_last && last < batch;
   const bool has_two_rows = last >= 2 * shares;  // that are normalised together
   if (is_dropped || has_two_rows || placement.ranks() > 1) return absl::OkStatus();

@@ -106,7 +106,8 @@ class AppRun {
 
   absl::Status make_replicas() {
     TRAINKIT_ASSIGN_OR_RETURN(
-        devices_, DeviceReplicator::create(task_.recipe.make_model, replicator_options(run_, context_.placement)));
+        devices_,
+        DeviceReplicator::create(task_.recipe.make_model, replicator_options(run_, context_.placement, task_.recipe)));
     if (run_.init_from.empty() || !run_.resume.empty()) return absl::OkStatus();
     TRAINKIT_ASSIGN_OR_RETURN(const RunWeights from, find_initial_weights(run_.init_from));
     LoadWeightsOptions options;

@@ -51,8 +51,9 @@ class SpeedTest {
         return Piece{batch.size(), is_late};
       });
     }
-    TRAINKIT_ASSIGN_OR_RETURN(const auto devices,
-                              DeviceReplicator::create(task_.recipe.make_model, replicator_options(run_, placement_)));
+    TRAINKIT_ASSIGN_OR_RETURN(
+        const auto devices,
+        DeviceReplicator::create(task_.recipe.make_model, replicator_options(run_, placement_, task_.recipe)));
     const auto optimizer =
         task_.make_optimizer ? task_.make_optimizer(*devices->module()) : task_.recipe.make_optimizer();
     const LossFunction& loss = task_.loss ? task_.loss : task_.recipe.loss;

@@ -17,6 +17,7 @@
 #include "trainkit/distributed/process_group.h"
 #include "trainkit/report/summary.h"
 #include "trainkit/train/checkpoint.h"
+#include "trainkit/train/step_memory.h"
 
 namespace trainkit {
 namespace {
@@ -347,12 +348,14 @@ DeviceReplicatorOptions replicator_options(const Placement& placement) {
   return options;
 }
 
-DeviceReplicatorOptions replicator_options(const RunOptions& run, const Placement& placement) {
+DeviceReplicatorOptions replicator_options(const RunOptions& run, const Placement& placement,
+                                           const StepRecipe& recipe) {
   constexpr int64_t kFewRows = 16;  // batch statistics of fewer rows are noisy
   DeviceReplicatorOptions options = replicator_options(placement);
   options.sync_batch_norm = run.sync_batchnorm.value_or(placement.batch.batch_size < kFewRows);
   options.gradient_compression = run.grad_compression;
   options.sharding = run.shard;
+  if (recipe.configure_devices) recipe.configure_devices(options);
   return options;
 }
 

@@ -353,7 +353,8 @@ void DataParallel::run(const Body& body, bool reduce_gradients, const OnSent&) {
 void DataParallel::synchronize_buffers() {
   const c10::AutoGradMode no_grad(false);
   for (size_t i = 1; i < buffers_.size(); ++i) {
-    for (size_t b = 0; b < buffers_[0].size(); ++b) buffers_[i][b].copy_(buffers_[0][b]);
+    const std::vector<at::Tensor> to = uncounted(buffers_[i]);
+    for (size_t b = 0; b < to.size(); ++b) to[b].copy_(buffers_[0][b]);
   }
 }
 

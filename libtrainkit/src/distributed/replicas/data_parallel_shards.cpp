@@ -42,7 +42,8 @@ void DataParallel::abandon_step() {
 }
 
 void DataParallel::begin_reduction(bool reduces) {
-  TORCH_CHECK(sharding() == Sharding::kNone || !shards_.empty(), "call divide_parameters() before run()");
+  TORCH_CHECK(sharding() == Sharding::kNone || !shards_.empty(),
+              "run() of sharded replicas needs a TrainStep or Trainer, which divides the parameters first");
   if (reduces && sums_.reducer()) sums_.reducer()->begin();
   if (collectives_) collectives_->begin();
   for (const auto& shards : shards_) shards->begin(reduces || shards->reduction().reduces_every_run());

@@ -133,7 +133,7 @@ void Distributed::run(const Body& body, bool reduce_gradients, const OnSent& on_
   const int64_t rank = process_group_->rank();
   const ReplicaRandomGuard random(seed_.of(rank, seed_.next_run({{rank, device_}}, /*last=*/reduce_gradients)));
   TORCH_CHECK(options_.sharding == Sharding::kNone || shards_ || state_.trained(0).empty(),
-              "call divide_parameters() before run()");
+              "run() of sharded replicas needs a TrainStep or Trainer, which divides the parameters first");
   phases_.list_inputs({module_}, state_.version());
   reduction_.run(body, /*is_last=*/reduce_gradients, on_sent,
                  [this](const at::Tensor& loss) { phases_.backward(0, loss); });

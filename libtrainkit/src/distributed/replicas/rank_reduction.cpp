@@ -16,7 +16,7 @@ void RankReduction::bind(torch::nn::Module& model, ReplicaGroup& group) {
 }
 
 void RankReduction::synchronize_buffers() {
-  if (!buffers_.empty()) throw_status(group_.broadcast(buffers_, 0, "broadcast of the buffers"));
+  if (!buffers_.empty()) throw_status(group_.broadcast(uncounted(buffers_), 0, "broadcast of the buffers"));
 }
 
 bool RankReduction::begin_phase(size_t phase) {

@@ -183,6 +183,9 @@ void ReducerBuckets::run(const DeviceReplicator::Body& body, const Run& run) {
   sent_->last = sent_->started;
   run.backward(loss);
   time_.add_since(sent_->last);
+  // The Reducer marks unused parameters when the first gradient arrives. Here none did: this rank's rows do not count,
+  // and the loss of a player reaches only what other ranks wait for (SyncBatchNorm).
+  if (find_unused && sent_->works.empty()) return complete(/*contribute=*/true, /*records_order=*/true);
   TORCH_CHECK_VALUE(sent_->works.size() == reducer_->get_grad_buckets(/*return_zero_tensors=*/false).size(),
                     "the loss did not reach ", parameters_without_gradient(trained_),
                     ": set find_unused_parameters if that is intended");

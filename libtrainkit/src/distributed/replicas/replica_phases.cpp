@@ -1,6 +1,9 @@
 #include "distributed/replicas/replica_phases.h"
 
+#include <ATen/ops/ones_like.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include "distributed/replicas/replica_tools.h"
 
@@ -25,6 +28,7 @@ void ReplicaPhases::list_inputs(const std::vector<std::shared_ptr<torch::nn::Mod
   Phase& phase = phases_[current_];
   if (phase.version == version) return;
   phase.version = version;
+  phase.replicas = replicas;
   phase.inputs.clear();
   for (const auto& module : replicas) {
     std::vector<at::Tensor>& inputs = phase.inputs.emplace_back();
@@ -36,9 +40,16 @@ void ReplicaPhases::list_inputs(const std::vector<std::shared_ptr<torch::nn::Mod
 
 void ReplicaPhases::backward(int64_t replica, const at::Tensor& loss) const {
   if (phases_.empty()) return loss.backward();
-  const std::vector<at::Tensor>& inputs = phases_[current_].inputs[static_cast<size_t>(replica)];
+  const Phase& phase = phases_[current_];
+  const std::vector<at::Tensor>& inputs = phase.inputs[static_cast<size_t>(replica)];
   if (inputs.empty()) return;
-  torch::autograd::backward({loss}, {}, /*retain_graph=*/keeps_graph_, /*create_graph=*/false, inputs);
+  torch::autograd::edge_list ends;
+  if (phase.replicas.size() > 1) ends = waiting_nodes(*phase.replicas[static_cast<size_t>(replica)]);
+  if (ends.empty()) return torch::autograd::backward({loss}, {}, keeps_graph_, /*create_graph=*/false, inputs);
+  for (const at::Tensor& input : inputs) ends.push_back(torch::autograd::impl::gradient_edge(input));
+  torch::autograd::Engine::get_default_engine().execute({torch::autograd::impl::gradient_edge(loss)},
+                                                        {at::ones_like(loss)}, keeps_graph_, /*create_graph=*/false,
+                                                        /*accumulate_grad=*/true, ends);
 }
 
 ReplicaPhases::Named ReplicaPhases::of_phase(Named named) const {

@@ -21,6 +21,10 @@ namespace trainkit::detail {
 // parameters of the others (a generator's loss on the discriminator), so backward gets the player's own parameters as
 // `inputs`: it computes no other gradient, and leaves no trace in the others. What sums gradients over replicas and
 // ranks exists once per phase, over its parameters only: it never waits for the gradients of another player.
+//
+// SyncBatchNorm layers of all replicas wait for each other in backward. The rows of one replica may skip the player's
+// parameters before such a layer, so that autograd would leave it out there alone: its nodes are inputs too. Not on
+// ranks, where its backward and the reduction of gradients would change places.
 
 /// The phases of a replicator. Without set() there is one, of all parameters.
 class ReplicaPhases {
@@ -49,6 +53,7 @@ class ReplicaPhases {
  private:
   struct Phase {
     std::set<std::string> names;
+    std::vector<std::shared_ptr<torch::nn::Module>> replicas = {};
     std::vector<std::vector<at::Tensor>> inputs = {};  // by replica
     int64_t version = -1;                              // of the trained parameters in `inputs`
   };

@@ -85,6 +85,8 @@ ReplicaRandomGuard::ReplicaRandomGuard(uint64_t seed)
 
 ReplicaRandomGuard::~ReplicaRandomGuard() { replica_generator = previous_; }
 
+bool draws_from_replica() { return replica_generator != nullptr; }
+
 at::Generator current_cpu_generator() {
   return replica_generator ? *replica_generator : at::detail::getDefaultCPUGenerator();
 }

@@ -24,6 +24,9 @@ class [[nodiscard]] ReplicaRandomGuard {
   c10::impl::IncludeDispatchKeyGuard include_;
 };
 
+/// Whether a guard redirects the draws of this thread.
+bool draws_from_replica();
+
 /// Returns the generator of CPU operations in this thread: the guard's, or LibTorch's default.
 at::Generator current_cpu_generator();
 

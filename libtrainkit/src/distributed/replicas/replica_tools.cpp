@@ -77,6 +77,24 @@ std::vector<at::Tensor> replica_buffers(const torch::nn::Module& module) {
   return buffers;
 }
 
+torch::autograd::edge_list waiting_nodes(const torch::nn::Module& module) {
+  torch::autograd::edge_list edges;
+  for (const auto& part : module.modules()) {
+    const auto* norm = part->as<SyncBatchNormImpl>();
+    if (!norm || !norm->options.synchronize) continue;
+    for (const auto& recorded : BatchNormHooks::nodes(*norm)) {
+      if (auto node = recorded.lock()) edges.emplace_back(std::move(node), 0);
+    }
+  }
+  return edges;
+}
+
+std::vector<at::Tensor> uncounted(const std::vector<at::Tensor>& buffers) {
+  std::vector<at::Tensor> same;
+  for (const at::Tensor& buffer : buffers) same.push_back(buffer.variable_data());
+  return same;
+}
+
 bool bind_replica(torch::nn::Module& module, ReplicaGroup& group, int64_t replica) {
   bool any = false;
   for (const auto& part : module.modules()) {

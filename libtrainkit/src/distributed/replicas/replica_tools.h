@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/libtorch/autograd_nodes.h"
 #include "distributed/replicas/replica_random.h"
 #include "trainkit/distributed/device_replicator.h"
 
@@ -31,6 +32,13 @@ std::vector<std::pair<std::string, at::Tensor>> sparse_parameters(const torch::n
 /// Returns the buffers that each replica updates by itself in training: all but those of SyncBatchNorm layers that
 /// synchronise.
 std::vector<at::Tensor> replica_buffers(const torch::nn::Module& module);
+
+/// Returns the nodes of the last forward that wait for other replicas in backward, as edges to them.
+torch::autograd::edge_list waiting_nodes(const torch::nn::Module& module);
+
+/// Returns tensors with the same memory whose writes autograd does not count. Players share a graph that other forwards
+/// of their step follow: a BatchNorm layer in evaluation mode has saved its buffers in it, and gets the same values.
+std::vector<at::Tensor> uncounted(const std::vector<at::Tensor>& buffers);
 
 /// Binds the layers of `module` that use collectives (SyncBatchNorm) to `group`. @return whether there are any.
 bool bind_replica(torch::nn::Module& module, ReplicaGroup& group, int64_t replica);

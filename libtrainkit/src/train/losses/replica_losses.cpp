@@ -47,8 +47,8 @@ void begin_recording(torch::nn::Module& module, bool counts_rows) {
 
 /// Returns a loss whose backward gives the recorded SyncBatchNorm layers a part in the sums of the replicas, and the
 /// gradient 0 to the parameters before them, or (`to_all`) to all parameters. Undefined if there is nothing to do.
-/// `loss` is the replica's own.
-at::Tensor zero_loss(const torch::nn::Module& module, const at::Tensor& loss, bool to_all) {
+/// `loss` is the replica's own; through it if it `has_shared` tensors, whose layers another forward has recorded.
+at::Tensor zero_loss(const torch::nn::Module& module, const at::Tensor& loss, bool to_all, bool has_shared) {
   torch::autograd::edge_list to;
   for (const auto& part : module.modules()) {
     const auto* norm = part->as<SyncBatchNormImpl>();
@@ -62,10 +62,11 @@ at::Tensor zero_loss(const torch::nn::Module& module, const at::Tensor& loss, bo
   for (const at::Tensor& parameter : module.parameters()) {
     if (to_all && parameter.requires_grad()) to.push_back(torch::autograd::impl::gradient_edge(parameter));
   }
-  if (to.empty()) return {};
+  const at::Tensor through_loss = has_shared && loss.requires_grad() ? loss * 0 : at::Tensor();
+  if (to.empty()) return through_loss;
   at::Tensor zero = at::zeros({}, loss.options());
   torch::autograd::create_gradient_edge(zero, make_node<ZeroRoot>(std::move(to)));
-  return zero;
+  return through_loss.defined() ? zero + through_loss : zero;
 }
 
 }  // namespace
@@ -98,7 +99,7 @@ at::Tensor ReplicaLosses::scaled_loss(int64_t replica, const Part& part) {
   result = run(replica, shard, devices_.replicas() > 1 ? *losses_[i] : part.loss, part);
   if (!result.output || (result.share == 0 && !meet_)) return {};
   const at::Tensor& value = result.output->loss;
-  at::Tensor scaled = result.share == 0     ? zero_loss(module, value, devices_.needs_all_gradients())
+  at::Tensor scaled = result.share == 0     ? zero_loss(module, value, devices_.needs_all_gradients(), part.shared)
                       : result.share == 1.0 ? value
                                             : value * result.share;
   if (!scaler_.enabled() || !scaled.defined()) return scaled;
@@ -149,6 +150,7 @@ std::vector<Shared> ReplicaLosses::share(const Batch& batch, const SharedFunctio
   std::vector<Shared> shared(static_cast<size_t>(devices_.replicas()));
   const auto forward = [&](int64_t replica) {
     const Batch shard = shard_of(batch, replica);
+    if (meet_) begin_recording(*devices_.module(replica), /*counts_rows=*/shard.size() > shard.padding_rows());
     if (shard.size() > 0) {
       shared[static_cast<size_t>(replica)] = with_precision(
           devices_, replica, precision_, [&] { return function(*devices_.module(replica), counted_rows(shard)); });

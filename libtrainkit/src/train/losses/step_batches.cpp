@@ -8,10 +8,30 @@
 
 namespace trainkit::detail {
 
-void StepBatches::keep(const Batch& batch, size_t place) {
+namespace {
+
+/// Returns those of the rows from `begin` to `end`; of an empty part, whose place a row without weight may take, one.
+std::shared_ptr<const std::vector<Shared>> rows_of(const Shared& shared, int64_t begin, int64_t end) {
+  Shared rows;
+  for (const auto& [name, tensor] : shared) {
+    const int64_t last = std::max(begin + 1, end);
+    rows.emplace(name, tensor.slice(0, std::min(begin, tensor.size(0) - 1), last));
+  }
+  return std::make_shared<const std::vector<Shared>>(1, std::move(rows));
+}
+
+}  // namespace
+
+KeptBatch& StepBatches::next() {
   const auto i = static_cast<size_t>(count_);
   if (kept_.size() <= i) kept_.resize(i + 1);
-  KeptBatch& kept = kept_[i];
+  return kept_[i];
+}
+
+void StepBatches::keep_reference(const Batch& batch) { next().batch = batch; }
+
+void StepBatches::keep(const Batch& batch, size_t place) {
+  KeptBatch& kept = next();
   if (is_last(count_)) {
     kept.batch = batch;
     return;
@@ -46,14 +66,31 @@ void StepBatches::set_split(int64_t split) {
   split_ = split;
 }
 
+bool StepBatches::can_split() const {
+  const auto by_row = [](const KeptBatch& kept) {
+    if (!kept.shared) return true;
+    const auto fits = [&](const auto& entry) {
+      const at::Tensor& tensor = entry.second;
+      return tensor.defined() && !tensor.requires_grad() && tensor.dim() > 0 && tensor.size(0) == kept.batch.size();
+    };
+    return kept.shared->size() == 1 && std::all_of(kept.shared->front().begin(), kept.shared->front().end(), fits);
+  };
+  return std::all_of(kept_.begin(), kept_.begin() + count_, by_row);
+}
+
 std::vector<StepBatches::Part> StepBatches::parts(int64_t i, bool keep_empty) const {
-  const Batch& batch = at(i).batch;
-  if (split_ == 1) return {{batch, is_last(i)}};
+  const KeptBatch& kept = at(i);
+  const Batch& batch = kept.batch;
+  if (split() == 1) return {{batch, is_last(i), kept.shared}};
   std::vector<Part> parts;
   for (int64_t part = 0; part < split_; ++part) {
-    Batch some = batch.slice(batch.size() * part / split_, batch.size() * (part + 1) / split_);
+    const int64_t begin = batch.size() * part / split_, end = batch.size() * (part + 1) / split_;
     const bool is_last_part = is_last(i) && part + 1 == split_;
-    if (some.size() > 0 || is_last_part || keep_empty) parts.push_back({std::move(some), is_last_part});
+    if (begin == end && !is_last_part && !keep_empty) continue;
+    parts.push_back({batch.slice(begin, end), is_last_part});
+    if (!kept.shared) continue;
+    parts.back().own_shared = rows_of(kept.shared->front(), begin, end);
+    parts.back().shared = parts.back().own_shared.get();
   }
   return parts;
 }

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "trainkit/data/batch.h"
@@ -36,10 +37,13 @@ class StepBatches {
   /// copy from them asynchronously. Nothing changes if memory runs out.
   /// @param place 0 or 1: copies on the host that devices no longer read, see StepsInFlight
   void keep(const Batch& batch, size_t place);
+  /// Keeps a batch whose tensors stay until clear(), by reference.
+  void keep_reference(const Batch& batch);
   /// Sets the loss function and shared tensors of the batch that keep() kept, and counts the batch.
   void add(const LossFunction* borrowed, LossFunction own, const std::vector<Shared>* shared = nullptr);
-  /// Whether its parts can be smaller: shared tensors are those of whole batches.
-  bool can_split() const { return count_ == 0 || !kept_.front().shared; }
+  /// Whether the batches can be split: not if a shared tensor has a graph, is not by row, or is one of several
+  /// replicas.
+  bool can_split() const;
 
   int64_t count() const { return count_; }
   /// Whether no step has kept a batch yet.
@@ -56,21 +60,24 @@ class StepBatches {
   /// Returns whether batch `i` is the last one of a full step.
   bool is_last(int64_t i) const { return i + 1 == most_; }
 
-  /// Number of micro-batches that each batch is split into: 1, doubled whenever a step runs out of memory.
-  int64_t split() const { return split_; }
+  /// Number of micro-batches that each batch is split into: 1, doubled whenever a step runs out of memory. 1 in a step
+  /// whose batches cannot be split.
+  int64_t split() const { return can_split() ? split_ : 1; }
   /// Throws c10::ValueError below 1.
   void set_split(int64_t split);
   void split_more() { split_ *= 2; }
   /// Notes the split before a step, for restore_split().
   void note_split() { split_before_ = split_; }
   void restore_split() { split_ = split_before_; }
-  /// A micro-batch; `is_last`: of the last batch of a full step.
+  /// A micro-batch.
   struct Part {
     Batch batch;
-    bool is_last = false;
+    bool is_last = false;  // of the last batch of a full step
+    const std::vector<Shared>* shared = nullptr;
+    std::shared_ptr<const std::vector<Shared>> own_shared = nullptr;  // if the batch is split
   };
   /// Returns the parts of batch `i`, in the order of their rows. Parts may be empty; those before the last one are left
-  /// out unless `keep_empty`.
+  /// out unless `keep_empty`. Batches that cannot be split are whole.
   std::vector<Part> parts(int64_t i, bool keep_empty) const;
 
   /// Sets rows and row_indices of a step's metrics.
@@ -79,6 +86,8 @@ class StepBatches {
   void clear();
 
  private:
+  KeptBatch& next();
+
   int64_t most_;
   std::vector<KeptBatch> kept_;
   int64_t count_ = 0;  // of the batches of this step

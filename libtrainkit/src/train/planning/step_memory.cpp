@@ -254,7 +254,8 @@ bool is_steady_state(const TrainStep& step) { return !step.uses_graphs() || step
 /// See Note [Recording a step].
 absl::StatusOr<MemoryTrace> record(const StepRecipe& recipe, const Batch& rows, int64_t micro_batches,
                                    bool computes) try {
-  const DeviceReplicatorOptions buckets;  // with DDP's sizes
+  DeviceReplicatorOptions buckets;
+  if (recipe.configure_devices) recipe.configure_devices(buckets);
   MemoryRecorder recorder(MemoryClass::kWeights, /*keep_trace=*/true,
                           computes ? RecordedMemory::kReal : RecordedMemory::kUntouched);
   std::optional<detail::ShapesOnly> shapes;

@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "core/tensors/tensor_lists.h"
+#include "distributed/replicas/replica_tools.h"
 
 namespace trainkit::detail {
 
@@ -60,6 +61,13 @@ void StepSnapshot::take_buffers() {
   copy_together(kept_buffers_, buffers_);
 }
 
+void StepSnapshot::take_for_skip() {
+  const c10::AutoGradMode no_grad(false);
+  while (skip_buffers_.size() < buffers_.size())
+    skip_buffers_.push_back(at::empty_like(buffers_[skip_buffers_.size()]));
+  copy_together(skip_buffers_, buffers_);
+}
+
 void StepSnapshot::restore() {
   const c10::AutoGradMode no_grad(false);
   {
@@ -72,12 +80,12 @@ void StepSnapshot::restore() {
     const std::lock_guard lock(device_generators_[i].mutex());
     device_generators_[i].set_state(kept_generators_[i].get_state());
   }
-  copy_together(buffers_, kept_buffers_);
+  copy_together(uncounted(buffers_), kept_buffers_);
 }
 
 void StepSnapshot::restore_buffers_if(const at::Tensor& found_inf) {
   const c10::AutoGradMode no_grad(false);
-  copy_together(buffers_, kept_buffers_, found_inf);
+  copy_together(uncounted(buffers_), skip_buffers_.empty() ? kept_buffers_ : skip_buffers_, found_inf);
 }
 
 }  // namespace trainkit::detail

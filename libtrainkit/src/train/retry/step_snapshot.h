@@ -22,6 +22,8 @@ class StepSnapshot {
   void take();
   /// Saves only the buffers.
   void take_buffers();
+  /// Saves the buffers that a skipped step restores instead of those of take().
+  void take_for_skip();
   /// Restores everything. Allocates nothing on a device, since it is called when memory is exhausted.
   void restore();
   /// Restores the buffers if `found_inf` is 1. The device decides; the host does not wait.
@@ -34,6 +36,7 @@ class StepSnapshot {
   std::optional<double> kept_double_normal_;
   std::vector<at::Generator> device_generators_, kept_generators_;
   std::vector<at::Tensor> buffers_, kept_buffers_;
+  std::vector<at::Tensor> skip_buffers_;  // of take_for_skip(), if it was called
 };
 
 }  // namespace trainkit::detail

@@ -79,6 +79,12 @@ FitContext::FitContext(detail::ReplicaStrategy& devices, const Trained& trained,
       step(make_step(devices, trained, options, schedulers)),
       players(players_of(trained, schedulers)) {}
 
+bool FitContext::is_due(const Interval& interval) const {
+  if (interval.steps() > 0) return progress.step % interval.steps() == 0;
+  const int64_t epoch = source.ended_epoch();
+  return interval.epochs() > 0 && epoch > 0 && epoch % interval.epochs() == 0;
+}
+
 RunParts FitContext::parts() {
   return {.devices = devices,
           .players = players,

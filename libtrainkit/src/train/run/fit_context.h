@@ -12,6 +12,7 @@
 #include "train/run/training_source.h"
 #include "trainkit/optim/lr_scheduler.h"
 #include "trainkit/train/checkpoint.h"
+#include "trainkit/train/interval.h"
 #include "trainkit/train/train_step.h"
 #include "trainkit/train/trainer.h"
 
@@ -57,6 +58,8 @@ struct FitContext {
   /// Position in the data: epochs, with the fraction of the current one.
   double epochs() const { return source.epochs(); }
   bool has_players() const { return !players.front().name.empty(); }
+  /// Whether what happens at `interval` follows the step that has ended. Not of times.
+  bool is_due(const Interval& interval) const;
   /// Of the first player.
   LRScheduler* scheduler() const { return players.front().scheduler; }
   /// The parts that have state, as they are now.

@@ -19,7 +19,7 @@ absl::Status set_lr(FitContext& run, std::string_view player, std::optional<std:
     for (Optimizer* optimizer : run.step.optimizers(i)) {
       detail::OptimizerParts& parts = detail::OptimizerParts::of(*optimizer);
       if (group) {
-        parts.set_group_lr(*group, lr);
+        parts.set_group_lr(*group, lr, scheduler ? scheduler->base_lr() : parts.rates.lr());
       } else if (!scheduler) {
         parts.rates.set(lr);
       }

@@ -63,9 +63,7 @@ absl::Status RunEvaluations::open() {
   return absl::OkStatus();
 }
 
-bool RunEvaluations::is_due() const {
-  return fit_.validation && run_.options.eval_every > 0 && run_.progress.step % run_.options.eval_every == 0;
-}
+bool RunEvaluations::is_due() const { return fit_.validation && run_.is_due(run_.options.eval_every); }
 
 bool RunEvaluations::is_missing() const {
   return !run_.options.resume.empty() && !stop_.finished() && is_due() && run_.progress.step > 0 &&

@@ -31,6 +31,14 @@ absl::Status RunEvents::call(const char* name, c10::function_ref<absl::Status(Ev
   return absl::OkStatus();
 }
 
+void RunEvents::begin_batch() {
+  if (draws_) draws_->step_here();
+}
+
+void RunEvents::check_draws() {
+  if (draws_ && failed_.ok()) failed_ = draws_->status();
+}
+
 std::function<void(std::string_view player)> RunEvents::gradient_reader() {
   if (!receiver_ || !receiver_->reads_gradients()) return nullptr;
   return [this](std::string_view player) {

@@ -5,9 +5,11 @@
 #include <c10/util/FunctionRef.h>
 
 #include <functional>
+#include <memory>
 #include <string_view>
 
 #include "train/run/fit_context.h"
+#include "train/run/foreign_draws.h"
 #include "train/run/host_requests.h"
 #include "trainkit/train/session.h"
 
@@ -16,14 +18,18 @@ namespace trainkit {
 /// Keeps the references. Used by the thread that steps.
 class RunEvents {
  public:
-  /// @param receiver may be null
-  RunEvents(Events* receiver, FitContext& run, HostRequests& host) : receiver_(receiver), run_(run), host_(host) {}
+  RunEvents(const FitOptions& fit, FitContext& run, HostRequests& host)
+      : receiver_(fit.events), run_(run), host_(host), draws_(fit.watch_generators ? new ForeignDraws : nullptr) {}
 
   /// Calls an event. kCancelled becomes a request to stop. With several ranks an error is kept: has_failed() is this
   /// rank's vote in the next step, and error() that of all ranks after it.
   absl::Status call(const char* name, c10::function_ref<absl::Status(Events&)> event);
   /// Returns what calls on_gradients in a step; null if nobody wants it.
   std::function<void(std::string_view player)> gradient_reader();
+  /// FitOptions::watch_generators: the calling thread may draw from the default generators from now on, and a draw of
+  /// another thread is an error as one of an event is.
+  void begin_batch();
+  void check_draws();
   bool has_receiver() const { return receiver_ != nullptr; }
 
   bool has_failed() const { return !failed_.ok(); }
@@ -36,6 +42,7 @@ class RunEvents {
   Events* receiver_;
   FitContext& run_;
   HostRequests& host_;
+  std::unique_ptr<ForeignDraws> draws_;
   absl::Status failed_;
 };
 

@@ -10,6 +10,7 @@
 #include "core/base/option_problems.h"
 #include "train/run/session_impl.h"
 #include "train/run/trainer_impl.h"
+#include "train/step/step_precision.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
@@ -18,6 +19,7 @@ namespace {
 
 absl::Status check_options(const TrainerOptions& options, const DeviceReplicator& devices) {
   detail::OptionProblems problems;
+  const std::string precision = detail::precision_problem(options.precision, devices);
   const auto at_least = [&](const char* name, int64_t value, int64_t least) {
     problems.require(value >= least, name, fmt::format(">= {}", least), value);
   };
@@ -26,23 +28,23 @@ absl::Status check_options(const TrainerOptions& options, const DeviceReplicator
   at_least("max_time", options.max_time.count(), 0);
   at_least("grad_accum_steps", options.grad_accum_steps, 1);
   at_least("log_every", options.log_every, 0);
-  at_least("eval_every", options.eval_every, 0);
-  at_least("save_every", options.save_every, 0);
   at_least("keep_last", options.keep_last, 0);
   at_least("keep_every", options.keep_every, 0);
   at_least("early_stopping", options.early_stopping, 0);
   at_least("max_nonfinite", options.max_nonfinite, 1);
-  problems.require(options.keep_every == 0 || options.save_every > 0, "keep_every needs save_every")
-      .require(options.on_nonfinite != OnNonfinite::kRollback || options.save_every > 0, "rollback needs save_every")
-      .require(options.early_stopping == 0 || options.eval_every != 0, "early_stopping needs eval_every")
-      .require(!options.plateau || options.eval_every != 0, "plateau needs eval_every")
+  const auto is_positive = [](const Interval& interval) { return interval || interval == 0; };
+  problems.require(is_positive(options.eval_every) && is_positive(options.save_every), "an interval must be >= 0")
+      .require(options.eval_every.time().count() == 0, "eval_every must be in steps or epochs: only saves may be timed")
+      .require(options.keep_every == 0 || options.save_every, "keep_every needs save_every")
+      .require(options.on_nonfinite != OnNonfinite::kRollback || options.save_every, "rollback needs save_every")
+      .require(options.early_stopping == 0 || bool{options.eval_every}, "early_stopping needs eval_every")
+      .require(!options.plateau || bool{options.eval_every}, "plateau needs eval_every")
       .require(detail::finite_not_negative(options.grad_clip), "grad_clip must be >= 0 and finite")
       .require(options.ema_decay >= 0 && options.ema_decay < 1, "ema_decay must be in [0, 1)")
       .require(options.save_every == 0 || !options.output_dir.empty(), "save_every needs an output_dir")
       .require(options.resume != "latest" || !options.output_dir.empty(), "resume 'latest' needs an output_dir")
       .require(options.cuda_graph != CudaGraph::kOn || devices.device().is_cuda(), "cuda_graph on needs a CUDA device")
-      .require(options.precision != Precision::kFp16 || !devices.device().is_cpu(),
-               "precision fp16 needs a GPU; use bf16 on the CPU");
+      .require(precision.empty(), precision);
   if (problems.empty()) return absl::OkStatus();
   return to_status({.exit_code = ExitCode::kUsage, .id = "train.options", .problem = problems.text()});
 }
@@ -93,8 +95,12 @@ absl::Status check_fit(const FitOptions& fit, const TrainerOptions& options, con
     return refuse("validation", "is the loader of the training, which an evaluation would move to its first row", "",
                   "create another Prefetcher over the same dataset");
   }
-  if (!fit.validation && options.eval_every > 0) {
-    return refuse("eval_every", "evaluates nothing without a validation loader", std::to_string(options.eval_every),
+  if (!has_epochs && (options.eval_every.epochs() > 0 || options.save_every.epochs() > 0)) {
+    return refuse(options.eval_every.epochs() > 0 ? "eval_every" : "save_every",
+                  "counts epochs, which the source of batches does not have", "", "give it in steps");
+  }
+  if (!fit.validation && options.eval_every) {
+    return refuse("eval_every", "evaluates nothing without a validation loader", to_string(options.eval_every),
                   "pass FitOptions::validation, or set eval_every to 0");
   }
   if (fit.keep_best && (!fit.validation || options.output_dir.empty())) {
@@ -117,6 +123,12 @@ absl::Status check_fit(const FitOptions& fit, const TrainerOptions& options, con
 }
 
 }  // namespace
+
+std::string to_string(const Interval& interval) {
+  if (interval.epochs() != 0) return fmt::format("{} epochs", interval.epochs());
+  if (interval.time().count() != 0) return fmt::format("{} ms", interval.time().count());
+  return fmt::format("{} steps", interval.steps());
+}
 
 const char* to_string(ExitReason reason) {
   switch (reason) {

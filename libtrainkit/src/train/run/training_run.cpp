@@ -55,8 +55,8 @@ absl::Status compare_ranks(const FitContext& run, const Prefetcher* validation,
                                      {"grad_clip", std::to_string(run.options.grad_clip)},
                                      {"ema_decay", std::to_string(run.options.ema_decay)},
                                      {"log_every", std::to_string(run.options.log_every)},
-                                     {"eval_every", std::to_string(run.options.eval_every)},
-                                     {"save_every", std::to_string(run.options.save_every)},
+                                     {"eval_every", to_string(run.options.eval_every)},
+                                     {"save_every", to_string(run.options.save_every)},
                                      {"early_stopping", std::to_string(run.options.early_stopping)},
                                      {"monitor", run.options.monitor},
                                      {"names of the state", names_of(run.others)}};
@@ -80,7 +80,7 @@ Trained with_events(Trained trained, RunEvents& events) {
 TrainingRun::TrainingRun(detail::ReplicaStrategy& devices, Trained trained, const TrainerOptions& options,
                          BatchSource* source, LossFunction loss, const FitOptions& fit, EarlierFits& earlier)
     : fit_(fit),
-      events_(fit_.events, run_, host_),
+      events_(fit_, run_, host_),
       run_(devices, naming_step(with_events(std::move(trained), events_), run_.progress), options, source, fit_.state),
       loss_(naming_step(std::move(loss), "the loss function", run_.progress)),
       earlier_(earlier),
@@ -245,6 +245,7 @@ void TrainingRun::continue_at_step() {
 }
 
 absl::Status TrainingRun::accumulate(const Batch& batch) {
+  events_.begin_batch();
   log_.add_batch(batch);
   if (saves_.is_on()) run_.progress.rows.add(batch.row_indices());  // only checkpoints contain them
   if (run_.group) vote();                                           // may be sent with the gradients
@@ -293,10 +294,9 @@ absl::Status TrainingRun::after_step() {
   TRAINKIT_RETURN_IF_ERROR(saves_.check());
   stop_.check_vote(stop);
   stop_.check_steps();
-  const auto is_due = [step = run_.progress.step](int64_t every) { return every > 0 && step % every == 0; };
-  if (is_due(options.log_every)) TRAINKIT_RETURN_IF_ERROR(log_.log_step(saves_.background_seconds()));
+  if (run_.is_due(options.log_every)) TRAINKIT_RETURN_IF_ERROR(log_.log_step(saves_.background_seconds()));
   const bool save_due =
-      saves_.is_on() && (run_.step.agreed_save() || is_due(options.save_every) || is_due(options.keep_every));
+      saves_.is_on() && (run_.step.agreed_save() || run_.is_due(options.save_every) || run_.is_due(options.keep_every));
   if (evaluations_.is_due()) {
     TRAINKIT_RETURN_IF_ERROR(evaluate(save_due || (saves_.is_on() && stop_.was_last_step())));
   }
@@ -304,9 +304,10 @@ absl::Status TrainingRun::after_step() {
 }
 
 void TrainingRun::vote() {
+  events_.check_draws();
   run_.step.request_stop(stop_.vote());
   const bool has_signal = run_.options.handle_signals && SignalWatch::take_save_request();
-  if (host_.take_save() || has_signal) run_.step.request_save();
+  if (host_.take_save() || has_signal || saves_.take_time()) run_.step.request_save();
 }
 
 int TrainingRun::agreed_stop() const {

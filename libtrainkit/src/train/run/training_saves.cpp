@@ -12,7 +12,7 @@ namespace trainkit {
 
 absl::Status TrainingSaves::open() {
   const TrainerOptions& options = run_.options;
-  const bool uses_folder = !options.output_dir.empty() && (options.save_every > 0 || !options.resume.empty());
+  const bool uses_folder = !options.output_dir.empty() && (options.save_every || !options.resume.empty());
   if (run_.is_first() && uses_folder) {
     TRAINKIT_ASSIGN_OR_RETURN(store_, CheckpointStore::open(options.output_dir, checkpoint_options(options)));
   }
@@ -21,11 +21,20 @@ absl::Status TrainingSaves::open() {
   return absl::OkStatus();
 }
 
+bool TrainingSaves::take_time() {
+  const auto every = run_.options.save_every.time();
+  const TrainingLog::Clock::time_point now = TrainingLog::Clock::now();
+  if (!is_on() || every.count() == 0 || !run_.is_first() || now - last_begin_ < every) return false;
+  last_begin_ = now;
+  return true;
+}
+
 absl::Status TrainingSaves::save() {
   const detail::ProfileStage stage("copy the state to save");
   TRAINKIT_RETURN_IF_ERROR(finish());  // one at a time
   TRAINKIT_RETURN_IF_ERROR(log_.emit(/*wait=*/true));
   const TrainingLog::Clock::time_point start = log_.pause();
+  last_begin_ = start;
   int64_t file_bytes = 0;
   TRAINKIT_ASSIGN_OR_RETURN(CheckpointContents contents,
                             collect_run(run_.parts(), run_.progress, run_.shape(), run_.options.config, &file_bytes));

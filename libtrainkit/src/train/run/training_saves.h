@@ -22,7 +22,9 @@ class TrainingSaves {
   TrainingSaves(FitContext& run, TrainingLog& log) : run_(run), log_(log), saves_(run.group) {}
 
   /// Returns whether the options ask for checkpoints.
-  bool is_on() const { return run_.options.save_every > 0 && !run_.options.output_dir.empty(); }
+  bool is_on() const { return run_.options.save_every && !run_.options.output_dir.empty(); }
+  /// Returns whether the time between two saves has passed on the first rank, and begins the next interval.
+  bool take_time();
   /// Opens the checkpoint folder, on the first rank, if the run saves or resumes.
   absl::Status open();
   /// Step of the last checkpoint of this run, or that it resumed from; -1 without.
@@ -51,6 +53,7 @@ class TrainingSaves {
   std::unique_ptr<CheckpointWriter> writer_;
   BackgroundSaves saves_;
   int64_t last_step_ = -1;
+  TrainingLog::Clock::time_point last_begin_ = TrainingLog::Clock::now();
   bool warned_of_old_checkpoints_ = false;
   bool warned_of_separate_disks_ = false;
   bool has_announced_files_ = false, has_timed_files_ = false;

@@ -40,6 +40,11 @@ class TrainingSource {
   int64_t batches_per_epoch() const { return source_ ? source_->epoch_length().value_or(0) : 0; }
   int64_t epoch() const { return has_epochs() ? source_->epoch() : 0; }
   bool at_epoch_end() const { return has_epochs() && source_->position() >= batches_per_epoch(); }
+  /// Number of the epoch, from 1, that the last batch has ended; 0 within one.
+  int64_t ended_epoch() const {
+    if (at_epoch_end()) return source_->epoch() + 1;
+    return has_epochs() && source_->position() == 0 ? source_->epoch() : 0;
+  }
   /// Epochs, with the fraction of the current one.
   double epochs() const;
   /// Rows of a full batch on this rank: the loader's, else those of the last batch.

@@ -28,21 +28,35 @@ namespace trainkit::detail {
 // All ranks retry or none does, see Note [Votes of a step]. A retry is impossible once this rank has voted that the
 // step succeeded, or if the process group failed.
 
-void StepPhase::accept(const Batch& batch, const LossFunction* borrowed, LossFunction own,
-                       const std::vector<Shared>* shared) {
-  in_flight.note(step_ + 1);
-  if (batches.count() == 0) {
-    if (batches.is_new()) let_waiting_threads_sleep();  // the first step
-    batches.note_split();
-    capture.begin_step();
-    agreement->begin_step();
-    gradients_.follow_step(step_);
-    devices_.begin_step();
-    if (update.copies().follow()) capture.forget();
-    gradients_.begin();
-  }
+void StepPhase::accept(const Batch& batch, const LossFunction* borrowed, LossFunction own) {
+  begin_batches();
   memory.run([&] { batches.keep(batch, in_flight.place()); });
-  batches.add(borrowed, std::move(own), shared);
+  batches.add(borrowed, std::move(own));
+  run_accepted();
+}
+
+void StepPhase::accept_kept(const Batch& batch, const LossFunction& loss, const std::vector<Shared>* shared) {
+  begin_batches();
+  batches.keep_reference(batch);
+  batches.add(&loss, nullptr, shared);
+  run_accepted();
+}
+
+/// Begins the step with its first batch.
+void StepPhase::begin_batches() {
+  in_flight.note(step_ + 1);
+  if (batches.count() > 0) return;
+  if (batches.is_new()) let_waiting_threads_sleep();  // the first step
+  batches.note_split();
+  capture.begin_step();
+  agreement->begin_step();
+  follow_step();
+  devices_.begin_step();
+  if (update.copies().follow()) capture.forget();
+  gradients_.begin();
+}
+
+void StepPhase::run_accepted() {
   if (capture.is_active()) return;
   const StepGradients::SetAside others(gradients_);
   run_pending_batches();
@@ -96,6 +110,13 @@ void StepPhase::begin() try {
   throw;
 }
 
+void StepPhase::begin_shared() {
+  memory.run([&] {
+    if (!snapshot_) snapshot_ = std::make_unique<StepSnapshot>(devices_);
+    snapshot_->take_for_skip();
+  });
+}
+
 void StepPhase::compute() {
   run_pending_batches();
   while (!settle()) retry();
@@ -121,20 +142,20 @@ void StepPhase::run_pending_batches() {
 /// Runs the parts of a batch. Returns false if the step must be retried.
 bool StepPhase::run_batch(int64_t i) {
   const KeptBatch& kept = batches.at(i);
-  for (auto& [part, is_last] : batches.parts(i, /*keep_empty=*/reduces_every_run() || losses.meet())) {
-    const bool is_missing = batches.split() > 1 && part.size() == 0 && losses.meet();
-    if (is_missing) part = uncounted_row(kept.batch, devices_.device());
-    if (!run_part(part, kept, is_last)) return false;
+  for (StepBatches::Part& part : batches.parts(i, /*keep_empty=*/reduces_every_run() || losses.meet())) {
+    const bool is_missing = batches.split() > 1 && part.batch.size() == 0 && losses.meet();
+    if (is_missing) part.batch = uncounted_row(kept.batch, devices_.device());
+    if (!run_part(part, kept.loss())) return false;
   }
   return true;
 }
 
 /// Runs forward and backward of a micro-batch. Returns false if all ranks must retry the step.
-bool StepPhase::run_part(const Batch& batch, const KeptBatch& kept, bool is_last) {
+bool StepPhase::run_part(const StepBatches::Part& kept, const LossFunction& loss) {
   if (ProcessGroup* group = devices_.process_group()) group->set_step(step_ + 1);
-  const bool reduces = is_last && !agreement->reduces_later();
-  const ReplicaLosses::Part part{batch, kept.loss(), batches.split(), step_ + 1, kept.shared};
-  losses.begin(kept.loss());
+  const bool reduces = kept.is_last && !agreement->reduces_later();
+  const ReplicaLosses::Part part{kept.batch, loss, batches.split(), step_ + 1, kept.shared};
+  losses.begin(loss);
   const auto scaled_loss = [&](int64_t replica) {
     return attempt_.deferred ? at::Tensor() : losses.scaled_loss(replica, part);
   };
@@ -143,9 +164,9 @@ bool StepPhase::run_part(const Batch& batch, const KeptBatch& kept, bool is_last
     devices_.run(std::ref(scaled_loss), reduces, on_sent);
   } catch (...) {
     if (capture.is_capturing()) throw;  // the device has not run anything yet
-    return end_failed_part(batch, is_last, reduces);
+    return end_failed_part(kept.batch, kept.is_last, reduces);
   }
-  if (attempt_.deferred) return is_last ? end_deferred_attempt() : true;
+  if (attempt_.deferred) return kept.is_last ? end_deferred_attempt() : true;
   sums.add(losses.results(), capture.state_of_model());
   for (const ReplicaResult& result : losses.results()) weights.add(result.weight);
   weights.set_unit(losses.results()[0].unit);

@@ -44,11 +44,16 @@ class StepPhase final : public CapturableStep {
         devices_(devices),
         gradients_(devices, optimizer, options.zero_grad_set_to_none) {}
 
-  /// @param shared tensors of the players by replica, which outlive the step; or null
-  void accept(const Batch& batch, const LossFunction* borrowed, LossFunction own,
-              const std::vector<Shared>* shared = nullptr);
+  void accept(const Batch& batch, const LossFunction* borrowed, LossFunction own);
+  /// The same for a player, whose batch and loss outlive the step.
+  /// @param shared tensors of the players by replica, which outlive it too; or null
+  void accept_kept(const Batch& batch, const LossFunction& loss, const std::vector<Shared>* shared);
   StepMetrics finish();
   void set_step(int64_t step);
+  /// Precedes shared tensors: a skipped step restores the buffers from before them.
+  void begin_shared();
+  /// Freezes or thaws the groups with ParamGroup::trainable_from before the next step.
+  void follow_step() const { gradients_.follow_step(step_); }
   /// Follows the steps in which this player did not take part.
   void skip_to(int64_t step) { step_ = step; }
   StepTimes times() const;
@@ -81,9 +86,11 @@ class StepPhase final : public CapturableStep {
     std::optional<DeferredFailure> deferred = std::nullopt;
   };
 
+  void begin_batches();
+  void run_accepted();
   void run_pending_batches();
   bool run_batch(int64_t i);
-  bool run_part(const Batch& batch, const KeptBatch& kept, bool is_last);
+  bool run_part(const StepBatches::Part& part, const LossFunction& loss);
   bool end_failed_part(const Batch& batch, bool is_last, bool reduced);
   bool end_failed_attempt(const std::string& reason, bool again, bool reduced);
   bool end_deferred_attempt();

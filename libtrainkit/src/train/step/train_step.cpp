@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "train/step/step_phase.h"
+#include "train/step/step_precision.h"
 #include "train/update/players.h"
 #include "trainkit/core/status.h"
 
@@ -20,8 +21,8 @@ const TrainStepOptions& checked(const TrainStepOptions& options, const DeviceRep
   TORCH_CHECK_VALUE(options.grad_clip >= 0, "grad_clip must be >= 0, got ", options.grad_clip);
   TORCH_CHECK_VALUE(options.ema_decay >= 0 && options.ema_decay < 1, "ema_decay must be in [0, 1), got ",
                     options.ema_decay);
-  TORCH_CHECK_VALUE(options.precision != Precision::kFp16 || !devices.device().is_cpu(),
-                    "precision fp16 needs a GPU; use bf16 on the CPU");
+  const std::string precision = detail::precision_problem(options.precision, devices);
+  TORCH_CHECK_VALUE(precision.empty(), precision);
   return options;
 }
 
@@ -50,8 +51,10 @@ TrainStepOptions options_of(const Player& player, TrainStepOptions options) {
 // ~~~~~~~~~~~~~~~~~~~~~~~
 // Each player has a StepPhase: the step of one optimizer, with its own snapshot, retries, votes and capture. finish()
 // runs those that take part in the step one after another, on batches that it has kept. Before that it computes the
-// shared tensors, whose graph the phases keep until the last of them has run. The first player takes part in every
-// step: it carries the requests and votes of the whole step.
+// shared tensors, whose graph the phases keep until the last of them has run; they belong to the step of the first
+// player, which restores the buffers from before them if it is skipped. The first player takes part in every step: it
+// carries the requests and votes of the whole step. All players split their batches alike, since a checkpoint has one
+// number: the ones after a player that ran out of memory follow it in the same step.
 
 class TrainStep::Impl {
  public:
@@ -103,6 +106,14 @@ class TrainStep::Impl {
   GradScaler& scaler() { return scaler_ ? *scaler_ : first().update.scaler(); }
   const TrainStepOptions& options() const { return options_; }
   const std::string& graph_reason() const { return obstacle_.empty() ? first().capture.reason() : obstacle_; }
+  int64_t split() const {
+    int64_t split = 1;
+    for (const auto& phase : phases_) split = std::max(split, phase->batches.split());
+    return split;
+  }
+  void set_split(int64_t split) {
+    for (const auto& phase : phases_) phase->batches.set_split(split);
+  }
   int64_t accumulated() const { return has_players() ? batches_.count() : first().batches.count(); }
 
   void accumulate(const Batch& batch) {
@@ -159,20 +170,25 @@ class TrainStep::Impl {
     for (size_t i = 0; i < players_.size(); ++i) {
       if ((step_ + 1) % players_[i].every == 0) taking_part_.push_back(i);
     }
+    for (const size_t i : taking_part_) {
+      phases_[i]->skip_to(step_);
+      phases_[i]->follow_step();
+    }
     const bool keeps_graph = compute_shared();
     results_.assign(players_.size(), {});
     bool used_scaler = false;
     for (const size_t i : taking_part_) {
       Phase& phase = *phases_[i];
       devices_.phases().begin(i, keeps_graph && i != taking_part_.back());
-      phase.skip_to(step_);
+      phase.batches.set_split(split());
       for (int64_t b = 0; b < batches_.count(); ++b) {
-        phase.accept(batches_.at(b).batch, &players_[i].loss, nullptr,
-                     shared_ ? &shared_of_batch_[static_cast<size_t>(b)] : nullptr);
+        phase.accept_kept(batches_.at(b).batch, players_[i].loss,
+                          shared_ ? &shared_of_batch_[static_cast<size_t>(b)] : nullptr);
       }
       results_[i] = phase.finish();
       used_scaler |= phase.update.take_scaler_use();
     }
+    set_split(split());
     if (used_scaler) first().memory.run([&] { scaler_->update(); });
     return merged();
   }
@@ -180,6 +196,7 @@ class TrainStep::Impl {
   /// Returns whether a shared tensor has a graph.
   bool compute_shared() {
     if (!shared_) return false;
+    if (options_.skip_nonfinite) first().begin_shared();
     devices_.phases().begin(taking_part_.front(), /*keeps_graph=*/false);
     devices_.begin_step();
     bool has_graph = false;
@@ -292,14 +309,8 @@ GradScaler& TrainStep::scaler() const { return impl_->scaler(); }
 void TrainStep::set_step(int64_t step) { impl_->set_step(step); }
 double TrainStep::weight_unit(size_t player) const { return impl_->phase(player).weights.unit(); }
 void TrainStep::set_weight_unit(double unit, size_t player) { impl_->phase(player).weights.set_unit(unit); }
-int64_t TrainStep::split() const {
-  int64_t split = 1;
-  for (const auto& phase : impl_->phases()) split = std::max(split, phase->batches.split());
-  return split;
-}
-void TrainStep::set_split(int64_t split) {
-  for (const auto& phase : impl_->phases()) phase->batches.set_split(split);
-}
+int64_t TrainStep::split() const { return impl_->split(); }
+void TrainStep::set_split(int64_t split) { impl_->set_split(split); }
 int64_t TrainStep::accumulated() const { return impl_->accumulated(); }
 const TrainStepOptions& TrainStep::options() const { return impl_->options(); }
 

@@ -1,0 +1,29 @@
+#pragma once
+/// The data of trainkit-train: fields with the names of the model's inputs, and "y".
+
+#include <absl/status/statusor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "trainkit/data/dataset.h"
+#include "trainkit/nn/exported_model.h"
+
+namespace trainkit::train {
+
+/// Rows with a field for each input of the model, and "y" unless they are to predict.
+struct ModelData {
+  std::shared_ptr<const Dataset> rows;
+  /// Names of the classes of a folder per class; else empty.
+  std::vector<std::string> classes = {};
+};
+
+/// Opens `path`: a folder of .npy files or a safetensors file whose arrays have the names of the inputs and "y", each
+/// with a row per sample; or a folder per class of .npy files, for models with one input. The rows are converted to the
+/// dtypes of the inputs.
+///
+/// Errors, exit code 4: those of the readers; data.arrays names an array that is missing, or whose shape does not fit.
+absl::StatusOr<ModelData> open_data(const std::string& path, const std::vector<ExportedInput>& inputs, bool needs_y);
+
+}  // namespace trainkit::train

@@ -1,0 +1,332 @@
+#include "trainkit/nn/exported_model.h"
+
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "core/base/strict_json.h"
+#include "nn/exported/exported_graph.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
+
+namespace trainkit {
+namespace detail {
+
+/// What a file says of a model, without the weights.
+struct ExportedFile {
+  /// An input of a graph: a tensor of the model, or an input of the user.
+  struct GraphInput {
+    enum class Kind { kInput, kRegistered, kOther, kFixed } kind = Kind::kFixed;
+    size_t index = 0;
+  };
+  struct Mode {
+    std::vector<GraphInput> inputs;
+    std::unique_ptr<const ExportedGraph> graph;
+  };
+  struct Registered {
+    std::string name;
+    bool is_parameter = false;
+    bool requires_grad = false;
+  };
+
+  std::vector<ExportedInput> inputs;
+  std::vector<std::string> outputs;
+  std::vector<Registered> registered;
+  std::vector<std::string> others;
+  std::map<std::string, std::string> ties;
+  Mode train, eval;
+};
+
+}  // namespace detail
+
+namespace {
+
+using Json = nlohmann::json;
+using detail::ExportedFile;
+using detail::ExportedGraph;
+
+constexpr char kMetadataName[] = "trainkit.model";
+constexpr int kDepth = 64;  // of graphs within graphs
+
+at::ScalarType dtype_of(const std::string& name) {
+  for (const auto& [text, dtype] : std::map<std::string, at::ScalarType>{{"bool", at::kBool},
+                                                                         {"uint8", at::kByte},
+                                                                         {"int8", at::kChar},
+                                                                         {"int16", at::kShort},
+                                                                         {"int32", at::kInt},
+                                                                         {"int64", at::kLong},
+                                                                         {"float16", at::kHalf},
+                                                                         {"bfloat16", at::kBFloat16},
+                                                                         {"float32", at::kFloat},
+                                                                         {"float64", at::kDouble}}) {
+    if (name == text) return dtype;
+  }
+  TORCH_CHECK_VALUE(false, "has an input of dtype ", name);
+}
+
+std::vector<ExportedInput> inputs_of(const Json& list) {
+  std::vector<ExportedInput> inputs;
+  for (const Json& entry : list) {
+    ExportedInput input;
+    input.name = entry.at("name").get<std::string>();
+    input.dtype = dtype_of(entry.at("dtype").get<std::string>());
+    for (const Json& size : entry.at("shape")) input.shape.push_back(detail::json_integer(size).value_or(-1));
+    inputs.push_back(std::move(input));
+  }
+  return inputs;
+}
+
+ExportedFile::Mode mode_of(const Json& json, const ExportedFile& file,
+                           const std::shared_ptr<const detail::ExportedTables>& tables) {
+  const auto index_of = [](const auto& list, const auto& name) {
+    const auto found = std::find_if(list.begin(), list.end(), [&](const auto& one) {
+      if constexpr (std::is_same_v<std::decay_t<decltype(one)>, std::string>)
+        return one == name;
+      else
+        return one.name == name;
+    });
+    return found == list.end() ? std::nullopt : std::optional(static_cast<size_t>(found - list.begin()));
+  };
+  using Kind = ExportedFile::GraphInput::Kind;
+  ExportedFile::Mode mode;
+  for (const Json& entry : json.at("inputs")) {
+    const auto kind = entry.at(0).get<std::string>();
+    if (kind == "input") {
+      const auto number = detail::json_integer(entry.at(1));
+      TORCH_CHECK_VALUE(number && *number >= 0 && *number < std::ssize(file.inputs), "uses an input that it lacks");
+      mode.inputs.push_back({Kind::kInput, static_cast<size_t>(*number)});
+      continue;
+    }
+    if (kind == "fixed") {
+      mode.inputs.emplace_back();
+      continue;
+    }
+    auto name = entry.at(1).get<std::string>();
+    if (const auto tie = file.ties.find(name); tie != file.ties.end()) name = tie->second;
+    const auto registered = index_of(file.registered, name);
+    const auto other = index_of(file.others, kind == "constant" ? "constant." + name : name);
+    TORCH_CHECK_VALUE(registered || other, "uses a tensor that it lacks: ", name);
+    mode.inputs.push_back({registered ? Kind::kRegistered : Kind::kOther, registered ? *registered : *other});
+  }
+  mode.graph = std::make_unique<const ExportedGraph>(json, std::ssize(mode.inputs), tables);
+  TORCH_CHECK_VALUE(mode.graph->outputs() == std::ssize(file.outputs), "has outputs without a name");
+  return mode;
+}
+
+/// Throws c10::ValueError, or an exception of nlohmann, if the description is not valid.
+std::shared_ptr<const ExportedFile> read_description(const Json& json, const ExportedModelOptions& options) {
+  TORCH_CHECK_VALUE(json.at("version") == 1, "is of version ", json.at("version").dump(),
+                    ", which this version of the library does not read");
+  auto file = std::make_shared<ExportedFile>();
+  auto tables = std::make_shared<detail::ExportedTables>();
+  tables->operators = detail::find_operators(json.at("operators"), options.operators);
+  tables->sources = json.at("sources").get<std::vector<std::string>>();
+  file->inputs = inputs_of(json.at("inputs"));
+  file->outputs = json.at("outputs").get<std::vector<std::string>>();
+  file->ties = json.at("ties").get<std::map<std::string, std::string>>();
+  for (const Json& entry : json.at("parameters")) {
+    file->registered.push_back({entry.at("name").get<std::string>(), true, entry.at("requires_grad").get<bool>()});
+  }
+  for (const Json& entry : json.at("buffers")) {
+    const auto name = entry.at("name").get<std::string>();
+    if (entry.at("persistent").get<bool>()) {
+      file->registered.push_back({name});
+    } else {
+      file->others.push_back(name);
+    }
+  }
+  for (const Json& name : json.at("constants")) file->others.push_back("constant." + name.get<std::string>());
+  file->train = mode_of(json.at("train"), *file, tables);
+  file->eval = mode_of(json.at("eval"), *file, tables);
+  return file;
+}
+
+Error model_error(const std::string& path, std::string problem) {
+  return {.exit_code = ExitCode::kWeights, .id = "weights.model", .where = path, .problem = std::move(problem)};
+}
+
+/// The submodule with the dotted name, made if it does not exist.
+torch::nn::Module& submodule(torch::nn::Module& root, std::string_view path) {
+  torch::nn::Module* module = &root;
+  while (!path.empty()) {
+    const size_t dot = path.find('.');
+    const std::string name(path.substr(0, dot));
+    path = dot == std::string_view::npos ? std::string_view() : path.substr(dot + 1);
+    std::shared_ptr<torch::nn::Module> next;
+    for (const auto& child : module->named_children()) {
+      if (child.key() == name) next = child.value();
+    }
+    if (!next) next = module->register_module(name, std::make_shared<torch::nn::Module>());
+    module = next.get();
+  }
+  return *module;
+}
+
+void register_tensor(torch::nn::Module& root, const std::string& name, const at::Tensor& tensor, bool is_parameter) {
+  const size_t dot = name.rfind('.');
+  torch::nn::Module& owner = submodule(root, dot == std::string::npos ? "" : std::string_view(name).substr(0, dot));
+  const std::string own = dot == std::string::npos ? name : name.substr(dot + 1);
+  if (is_parameter) {
+    owner.register_parameter(own, tensor, tensor.requires_grad());
+  } else {
+    owner.register_buffer(own, tensor);
+  }
+}
+
+std::string describe(const ExportedInput& input) {
+  std::vector<std::string> sizes;
+  for (const int64_t size : input.shape) sizes.push_back(size < 0 ? "any" : std::to_string(size));
+  return fmt::format("({}) {}", fmt::join(sizes, ", "), c10::toString(input.dtype));
+}
+
+}  // namespace
+
+ExportedModelImpl::ExportedModelImpl(std::shared_ptr<const ExportedFile> file, NamedTensors tensors)
+    : torch::nn::Module("ExportedModel"), file_(std::move(file)) {
+  std::map<std::string, at::Tensor> by_name(tensors.begin(), tensors.end());
+  for (const ExportedFile::Registered& entry : file_->registered) {
+    at::Tensor tensor = by_name.at(entry.name);
+    if (entry.is_parameter) tensor.set_requires_grad(entry.requires_grad);
+    register_tensor(*this, entry.name, tensor, entry.is_parameter);
+    registered_.push_back(std::move(tensor));
+    for (const auto& [name, first] : file_->ties) {
+      if (first == entry.name) register_tensor(*this, name, registered_.back(), entry.is_parameter);
+    }
+  }
+  for (const std::string& name : file_->others) others_.push_back(by_name.at(name));
+}
+
+const std::vector<ExportedInput>& ExportedModelImpl::inputs() const { return file_->inputs; }
+
+at::Device ExportedModelImpl::device_for(const std::vector<at::Tensor>& inputs) const {
+  if (!registered_.empty()) return registered_.front().device();
+  return inputs.empty() ? at::Device(at::kCPU) : inputs.front().device();
+}
+
+void ExportedModelImpl::check(const std::vector<at::Tensor>& inputs) const {
+  TORCH_CHECK_VALUE(inputs.size() == file_->inputs.size(), "the model has ", file_->inputs.size(), " inputs, got ",
+                    inputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const ExportedInput& expected = file_->inputs[i];
+    const at::Tensor& input = inputs[i];
+    bool fits = input.defined() && input.scalar_type() == expected.dtype && input.dim() == std::ssize(expected.shape);
+    for (size_t d = 0; fits && d < expected.shape.size(); ++d) {
+      fits = expected.shape[d] < 0 || expected.shape[d] == input.size(static_cast<int64_t>(d));
+    }
+    TORCH_CHECK_VALUE(fits, "input ", expected.name, " must be ", describe(expected), ", got ",
+                      input.defined()
+                          ? fmt::format("({}) {}", fmt::join(input.sizes(), ", "), c10::toString(input.scalar_type()))
+                          : std::string("an undefined tensor"));
+  }
+}
+
+std::vector<c10::IValue> ExportedModelImpl::run(const std::vector<at::Tensor>& inputs) {
+  check(inputs);
+  const at::Device device = device_for(inputs);
+  for (at::Tensor& other : others_) {
+    if (other.device() != device) other = other.to(device);
+  }
+  const ExportedFile::Mode& mode = is_training() ? file_->train : file_->eval;
+  std::vector<c10::IValue> values;
+  values.reserve(mode.inputs.size());
+  for (const auto& [kind, index] : mode.inputs) {
+    using Kind = ExportedFile::GraphInput::Kind;
+    if (kind == Kind::kFixed) {
+      values.emplace_back();
+    } else {
+      values.emplace_back(kind == Kind::kInput        ? inputs[index]
+                          : kind == Kind::kRegistered ? registered_[index]
+                                                      : others_[index]);
+    }
+  }
+  return mode.graph->run(std::move(values), device);
+}
+
+at::Tensor ExportedModelImpl::forward(const std::vector<at::Tensor>& inputs) {
+  for (c10::IValue& value : run(inputs)) {
+    if (value.isTensor()) return std::move(value).toTensor();
+  }
+  TORCH_CHECK_VALUE(false, "the model has no output that is a tensor");
+}
+
+NamedTensors ExportedModelImpl::outputs(const std::vector<at::Tensor>& inputs) {
+  NamedTensors outputs;
+  std::vector<c10::IValue> values = run(inputs);
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (values[i].isTensor()) outputs.emplace_back(file_->outputs[i], std::move(values[i]).toTensor());
+  }
+  return outputs;
+}
+
+NamedTensors ExportedModelImpl::outputs(const NamedTensors& inputs) {
+  std::vector<at::Tensor> ordered;
+  for (const ExportedInput& expected : file_->inputs) {
+    const auto found =
+        std::find_if(inputs.begin(), inputs.end(), [&](const auto& named) { return named.first == expected.name; });
+    TORCH_CHECK_VALUE(found != inputs.end(), "input ", expected.name, " is missing");
+    ordered.push_back(found->second);
+  }
+  TORCH_CHECK_VALUE(inputs.size() == ordered.size(), "the model has ", ordered.size(), " inputs, got ", inputs.size());
+  return outputs(ordered);
+}
+
+std::shared_ptr<torch::nn::Module> ExportedModelImpl::clone(const std::optional<at::Device>& device) const {
+  const c10::AutoGradMode no_grad(false);
+  NamedTensors tensors;
+  const auto copied = [&](const at::Tensor& tensor) {
+    at::Tensor copy = tensor.detach().clone();
+    return device ? copy.to(*device) : copy;
+  };
+  for (size_t i = 0; i < registered_.size(); ++i) {
+    tensors.emplace_back(file_->registered[i].name, copied(registered_[i]));
+  }
+  for (size_t i = 0; i < others_.size(); ++i) tensors.emplace_back(file_->others[i], copied(others_[i]));
+  auto copy = std::make_shared<ExportedModelImpl>(file_, std::move(tensors));
+  for (size_t i = 0; i < registered_.size(); ++i)
+    copy->registered_[i].set_requires_grad(registered_[i].requires_grad());
+  copy->train(is_training());
+  return copy;
+}
+
+absl::StatusOr<ExportedModel> ExportedModel::load(const std::string& path, const ExportedModelOptions& options) {
+  TRAINKIT_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::open(path));
+  const auto text = file.metadata().find(kMetadataName);
+  if (text == file.metadata().end()) {
+    Error error = model_error(path, "is no exported model: its metadata have no trainkit.model");
+    error.hint = "write it in Python: trainkit.export_model(model, example_inputs, \"model.tkm\")";
+    return to_status(error);
+  }
+  TRAINKIT_ASSIGN_OR_RETURN(const Json json, detail::parse_strict_json(text->second, model_error(path, {}), kDepth));
+  std::shared_ptr<const ExportedFile> description;
+  try {
+    description = read_description(json, options);
+  } catch (const c10::Error& error) {
+    return to_status(model_error(path, error.what_without_backtrace()));
+  } catch (const Json::exception& error) {
+    return to_status(model_error(path, "its description is damaged: " + std::string(error.what())));
+  } catch (const std::exception&) {  // of the parser of schemas
+    return to_status(model_error(path, "its description is damaged: the schema of an operator"));
+  }
+  TRAINKIT_ASSIGN_OR_RETURN(NamedTensors tensors, file.tensors());
+  std::map<std::string, bool> known;
+  for (const auto& [name, tensor] : tensors) known.emplace(name, true);
+  const auto missing = [&](const std::string& name) { return !known.contains(name); };
+  for (const auto& entry : description->registered) {
+    if (missing(entry.name)) return to_status(model_error(path, "lacks the tensor " + entry.name));
+  }
+  for (const std::string& name : description->others) {
+    if (missing(name)) return to_status(model_error(path, "lacks the tensor " + name));
+  }
+  return ExportedModel(std::make_shared<ExportedModelImpl>(std::move(description), std::move(tensors)));
+}
+
+ExportedModel ExportedModel::copy() const {
+  return ExportedModel(std::dynamic_pointer_cast<ExportedModelImpl>(get()->clone()));
+}
+
+}  // namespace trainkit
