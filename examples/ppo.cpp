@@ -175,5 +175,5 @@ int main(int argc, char** argv) {
   const double mean = evaluate(agent);
   std::printf("mean return of 100 episodes: %.1f after %ld steps of %ld simulators\n", mean,
               static_cast<long>(rollouts * 128), static_cast<long>(kSimulators));
-  return rollouts < 8 || mean >= (rollouts < 25 ? 150 : 475) ? 0 : 1;
+  return rollouts < 8 || mean >= (rollouts < 25 ? 250 : 475) ? 0 : 1;
 }

@@ -10,7 +10,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <numbers>
-#include <numeric>
 #include <string>
 
 #include "trainkit/nn/target_network.h"
@@ -176,7 +175,6 @@ int main(int argc, char** argv) {
   Follow follow(target);
   auto session = trainer.begin(*replay, {.events = &follow, .state = {{"simulators", *pool}, {"target", target}}});
   if (!session.ok()) return std::fprintf(stderr, "%s\n", error_text(session.status()).c_str()), 1;
-
   const auto row_fields = std::make_shared<const std::vector<FieldSpec>>(fields);
   while (replay->rows() < steps) {
     generator.set_current_seed(hash_key(kSeed, replay->rows()));  // so that a resumed run draws the same numbers
