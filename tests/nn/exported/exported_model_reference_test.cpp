@@ -70,9 +70,12 @@ void check_models(const std::vector<std::string>& names, int64_t steps) {
 
 }  // namespace
 
+// Dropout, batch statistics, a recurrent network, tied weights, nested modes; in ./dev test --full also models of
+// torchvision and transformers.
 TEST_CASE("Exported models train with PyTorch's bits", "[nn][exported]") {
   if (!python_has("torch safetensors")) TRAINKIT_SKIP("no Python with torch");
   check_models({"conv", "recurrent", "tied"}, 5);
+  if (is_full() && python_has("torchvision transformers")) check_models({"resnet18", "gpt2", "llama", "bert"}, 50);
 }
 
 TEST_CASE("A model that has no graph is refused with its line, and leaves no file", "[nn][exported]") {
@@ -88,10 +91,4 @@ TEST_CASE("A model that has no graph is refused with its line, and leaves no fil
   ExportedModel scaled = ExportedModel::load(dir / "refused.tkm").value();
   CHECK(scaled->inputs().size() == 1);
   CHECK(scaled->forward(at::ones({2, 4})).size(0) == 2);
-}
-
-TEST_CASE("Exported models of torchvision and transformers train with PyTorch's bits", "[nn][exported][full]") {
-  if (!is_full()) TRAINKIT_SKIP("only with ./dev test --full");
-  if (!python_has("torchvision transformers")) TRAINKIT_SKIP("no Python with torchvision and transformers");
-  check_models({"resnet18", "gpt2", "llama", "bert"}, 50);
 }

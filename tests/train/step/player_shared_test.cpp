@@ -112,6 +112,30 @@ TEST_CASE("A replica without rows has none in the statistics of the shared tenso
   CHECK(at::allclose(run(5), run(1), 1e-3, 1e-4));
 }
 
+TEST_CASE("A replica whose rows have no weight, and so no loss, leaves the gradients of shared tensors finite",
+          "[train][player]") {
+  const auto run = [](int64_t replicas, bool detached) {
+    const auto devices = normed_devices<Synchronised>(/*evaluates=*/false, replicas);
+    std::vector<Player> players = head_and_body<Synchronised>();
+    players[1].loss = [detached](Synchronised& net, const Batch& batch, const Shared& shared) -> LossOutput {
+      // The last row of four has weight 0: the loss of its replica is 0 / 0.
+      const at::Tensor weight = batch["x"].slice(1, 0, 1).ne(9).to(at::kFloat);
+      const at::Tensor features = detached ? net.second->forward(batch["x"].slice(1, 0, 4)) : shared.at("features");
+      const at::Tensor errors = net.head->forward(features).add(1).square() * weight;
+      return {errors.sum() / weight.sum(), weight.sum().item<double>()};
+    };
+    TrainStep step(*devices, players, features_of<Synchronised>, {});
+    for (int64_t i = 0; i < 2; ++i) {
+      const Batch batch = gan_batch(i, /*rows=*/4);
+      batch["x"][3][0] = 9;
+      step(batch);
+    }
+    const auto& net = *devices->module()->as<Synchronised>();
+    return at::cat({net.first->weight.flatten(), net.second->weight.flatten(), net.norm->running_var}).detach();
+  };
+  for (const bool detached : {false, true}) CHECK(at::allclose(run(4, detached), run(1, detached), 1e-3, 1e-5));
+}
+
 TEST_CASE("The players after one that ran out of memory split their batches too", "[train][player]") {
   const auto run = [](bool fails) {
     const auto devices = normed_devices<Plain>(/*evaluates=*/true);

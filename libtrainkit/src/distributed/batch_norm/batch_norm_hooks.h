@@ -20,12 +20,12 @@ struct BatchNormHooks {
     layer.group_ = &group;
     layer.replica_ = replica;
   }
-  /// Begins to record the autograd nodes that synchronise. Without `counts_rows`, their rows are left out of the
-  /// statistics.
-  static void begin_recording(SyncBatchNormImpl& layer, bool counts_rows) {
+  /// Begins to record the autograd nodes that synchronise; `adds`: to those so far. Without `counts_rows`, their rows
+  /// are left out of the statistics.
+  static void begin_recording(SyncBatchNormImpl& layer, bool counts_rows, bool adds) {
     layer.counts_rows_ = counts_rows;
     if (!layer.nodes_) layer.nodes_ = std::make_shared<RecordedNodes>();
-    layer.nodes_->list.clear();
+    if (!adds) layer.nodes_->list.clear();
   }
   /// The nodes since begin_recording() that wait for other replicas in backward: those of forwards with gradients, and
   /// of derivatives that are differentiated again.

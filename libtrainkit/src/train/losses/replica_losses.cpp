@@ -5,7 +5,9 @@
 
 #include <chrono>
 #include <memory>
+#include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "core/libtorch/autograd_nodes.h"
 #include "distributed/batch_norm/batch_norm_hooks.h"
@@ -38,23 +40,40 @@ struct ZeroRoot : torch::autograd::Node {
   }
 };
 
-/// Begins to record the SyncBatchNorm layers of a replica, see zero_loss().
-void begin_recording(torch::nn::Module& module, bool counts_rows) {
+/// Begins to record the SyncBatchNorm layers of a replica, see zero_loss(); `adds`: to those of the shared tensors.
+void begin_recording(torch::nn::Module& module, bool counts_rows, bool adds) {
   for (const auto& part : module.modules()) {
-    if (auto* norm = part->as<SyncBatchNormImpl>()) BatchNormHooks::begin_recording(*norm, counts_rows);
+    if (auto* norm = part->as<SyncBatchNormImpl>()) BatchNormHooks::begin_recording(*norm, counts_rows, adds);
   }
+}
+
+/// The nodes that a backward from `loss` may reach.
+std::unordered_set<const torch::autograd::Node*> nodes_below(const at::Tensor& loss) {
+  std::unordered_set<const torch::autograd::Node*> found;
+  std::vector<const torch::autograd::Node*> open = {torch::autograd::impl::gradient_edge(loss).function.get()};
+  while (!open.empty()) {
+    const torch::autograd::Node* node = open.back();
+    open.pop_back();
+    if (!node || !found.insert(node).second) continue;
+    for (const torch::autograd::Edge& edge : node->next_edges()) open.push_back(edge.function.get());
+  }
+  return found;
 }
 
 /// Returns a loss whose backward gives the recorded SyncBatchNorm layers a part in the sums of the replicas, and the
 /// gradient 0 to the parameters before them, or (`to_all`) to all parameters. Undefined if there is nothing to do.
-/// `loss` is the replica's own; through it if it `has_shared` tensors, whose layers another forward has recorded.
+/// `loss` is the replica's own. If it `has_shared` tensors, the layers are those of its graph: the ones of the shared
+/// tensors too, unless it uses them detached.
 at::Tensor zero_loss(const torch::nn::Module& module, const at::Tensor& loss, bool to_all, bool has_shared) {
   torch::autograd::edge_list to;
+  std::unordered_set<const torch::autograd::Node*> below;
+  if (has_shared && loss.requires_grad()) below = nodes_below(loss);
   for (const auto& part : module.modules()) {
     const auto* norm = part->as<SyncBatchNormImpl>();
     if (!norm) continue;
     for (const auto& recorded : BatchNormHooks::nodes(*norm)) {
       NodePointer<torch::autograd::Node> node = recorded.lock();
+      if (has_shared && (!node || !below.contains(node.get()))) continue;
       if (!node) return loss * 0;  // within an activation checkpoint
       to.emplace_back(std::move(node), 0);
     }
@@ -62,11 +81,10 @@ at::Tensor zero_loss(const torch::nn::Module& module, const at::Tensor& loss, bo
   for (const at::Tensor& parameter : module.parameters()) {
     if (to_all && parameter.requires_grad()) to.push_back(torch::autograd::impl::gradient_edge(parameter));
   }
-  const at::Tensor through_loss = has_shared && loss.requires_grad() ? loss * 0 : at::Tensor();
-  if (to.empty()) return through_loss;
+  if (to.empty()) return {};
   at::Tensor zero = at::zeros({}, loss.options());
   torch::autograd::create_gradient_edge(zero, make_node<ZeroRoot>(std::move(to)));
-  return through_loss.defined() ? zero + through_loss : zero;
+  return zero;
 }
 
 }  // namespace
@@ -94,7 +112,7 @@ at::Tensor ReplicaLosses::scaled_loss(int64_t replica, const Part& part) {
   const auto i = static_cast<size_t>(replica);
   const Batch shard = shard_of(part.batch, replica);
   torch::nn::Module& module = *devices_.module(replica);
-  if (meet_) begin_recording(module, /*counts_rows=*/shard.size() > shard.padding_rows());
+  if (meet_) begin_recording(module, /*counts_rows=*/shard.size() > shard.padding_rows(), /*adds=*/part.shared);
   ReplicaResult& result = results_[i];
   result = run(replica, shard, devices_.replicas() > 1 ? *losses_[i] : part.loss, part);
   if (!result.output || (result.share == 0 && !meet_)) return {};
@@ -150,7 +168,8 @@ std::vector<Shared> ReplicaLosses::share(const Batch& batch, const SharedFunctio
   std::vector<Shared> shared(static_cast<size_t>(devices_.replicas()));
   const auto forward = [&](int64_t replica) {
     const Batch shard = shard_of(batch, replica);
-    if (meet_) begin_recording(*devices_.module(replica), /*counts_rows=*/shard.size() > shard.padding_rows());
+    const bool counts_rows = shard.size() > shard.padding_rows();
+    if (meet_) begin_recording(*devices_.module(replica), counts_rows, /*adds=*/false);
     if (shard.size() > 0) {
       shared[static_cast<size_t>(replica)] = with_precision(
           devices_, replica, precision_, [&] { return function(*devices_.module(replica), counted_rows(shard)); });
