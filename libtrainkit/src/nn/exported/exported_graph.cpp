@@ -9,36 +9,12 @@
 
 #include "core/base/strict_json.h"
 #include "nn/exported/python_numbers.h"
+#include "trainkit/amp/autocast.h"
 
 namespace trainkit::detail {
 namespace {
 
 using Json = nlohmann::json;
-
-/// Switches autocast of a device's type on or off within a scope.
-class AutocastScope {
- public:
-  AutocastScope(at::DeviceType type, bool enabled, std::optional<at::ScalarType> dtype)
-      : type_(type),
-        was_enabled_(at::autocast::is_autocast_enabled(type)),
-        dtype_(at::autocast::get_autocast_dtype(type)) {
-    at::autocast::set_autocast_enabled(type_, enabled);
-    if (dtype) at::autocast::set_autocast_dtype(type_, *dtype);
-    at::autocast::increment_nesting();
-  }
-  ~AutocastScope() {
-    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(type_, was_enabled_);
-    at::autocast::set_autocast_dtype(type_, dtype_);
-  }
-  AutocastScope(const AutocastScope&) = delete;
-  AutocastScope& operator=(const AutocastScope&) = delete;
-
- private:
-  at::DeviceType type_;
-  bool was_enabled_;
-  at::ScalarType dtype_;
-};
 
 std::string describe(const c10::IValue& value) {
   if (value.isTensor()) {
@@ -151,9 +127,12 @@ c10::IValue ExportedGraph::run(const Call& call, const std::vector<c10::IValue>&
   }
   const Nested& nested = call.nested;
   std::optional<c10::AutoGradMode> grad;
-  std::optional<AutocastScope> autocast;
+  std::optional<AutocastGuard> autocast;
   if (nested.grad) grad.emplace(*nested.grad);
-  if (nested.autocast) autocast.emplace(device.type(), *nested.autocast, nested.autocast_dtype);
+  if (nested.autocast) {
+    const auto dtype = nested.autocast_dtype.value_or(at::autocast::get_autocast_dtype(device.type()));
+    autocast.emplace(device, dtype, *nested.autocast, at::autocast::is_autocast_cache_enabled());
+  }
   return c10::ivalue::Tuple::create(nested.graph->run(std::move(arguments), device));
 }
 

@@ -53,28 +53,13 @@ using detail::ExportedGraph;
 constexpr char kMetadataName[] = "trainkit.model";
 constexpr int kDepth = 64;  // of graphs within graphs
 
-at::ScalarType dtype_of(const std::string& name) {
-  for (const auto& [text, dtype] : std::map<std::string, at::ScalarType>{{"bool", at::kBool},
-                                                                         {"uint8", at::kByte},
-                                                                         {"int8", at::kChar},
-                                                                         {"int16", at::kShort},
-                                                                         {"int32", at::kInt},
-                                                                         {"int64", at::kLong},
-                                                                         {"float16", at::kHalf},
-                                                                         {"bfloat16", at::kBFloat16},
-                                                                         {"float32", at::kFloat},
-                                                                         {"float64", at::kDouble}}) {
-    if (name == text) return dtype;
-  }
-  TORCH_CHECK_VALUE(false, "has an input of dtype ", name);
-}
-
 std::vector<ExportedInput> inputs_of(const Json& list) {
   std::vector<ExportedInput> inputs;
   for (const Json& entry : list) {
     ExportedInput input;
     input.name = entry.at("name").get<std::string>();
-    input.dtype = dtype_of(entry.at("dtype").get<std::string>());
+    input.dtype = detail::dtype_named(entry.at("dtype").get<std::string>());
+    TORCH_CHECK_VALUE(!at::isComplexType(input.dtype), "has an input of dtype ", input.dtype);
     for (const Json& size : entry.at("shape")) input.shape.push_back(detail::json_integer(size).value_or(-1));
     inputs.push_back(std::move(input));
   }

@@ -52,7 +52,7 @@ c10::IValue constant_of(const Json& json) {
   TORCH_CHECK_VALUE(json.is_object() && json.size() == 1, "has an argument of no known form");
   const std::string& kind = json.begin().key();
   const auto text = json.begin()->get<std::string>();
-  if (kind == "dtype") return code_of(kDtypes, text);
+  if (kind == "dtype") return static_cast<int64_t>(dtype_named(text));
   if (kind == "memory_format") return code_of(kMemoryFormats, text);
   if (kind == "layout" && text == "strided") return static_cast<int64_t>(at::kStrided);
   if (kind == "float" && text == "inf") return std::numeric_limits<double>::infinity();
@@ -141,6 +141,8 @@ c10::IValue list_of(std::vector<c10::IValue> values, const c10::Type& element) {
 }
 
 }  // namespace
+
+at::ScalarType dtype_named(const std::string& name) { return static_cast<at::ScalarType>(code_of(kDtypes, name)); }
 
 ExportedValue::ExportedValue(const Json& json, const c10::TypePtr& type, int64_t count) : type_(type) {
   if (type && type->kind() == Kind::OptionalType) {

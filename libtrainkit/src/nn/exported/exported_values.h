@@ -4,12 +4,17 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 #include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <vector>
 
 namespace trainkit::detail {
+
+/// The dtype with a name of PyTorch, such as "float32". Throws c10::ValueError for another name.
+at::ScalarType dtype_named(const std::string& name);
 
 /// An argument of a call.
 class ExportedValue {
