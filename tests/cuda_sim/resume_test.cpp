@@ -215,6 +215,6 @@ TEST_CASE("A run of trainkit-gpt2rec that is killed and resumed ends with the sa
 TEST_CASE("A run of trainkit-emotion that is killed and resumed ends with the same bytes",
           "[cuda_sim][resume_others]") {
   if (is_full()) return check_killed(short_one(emotion()), {on(1, 1, kSaves), eagerly(3, 1), on(2, 2, kSaves)});
-  // Its steps are slow here. Three eager steps, the captured one and two replays, before the kill and after it.
-  check_killed(short_one(emotion(), 12), {on(1, 1, {"--save_every", "6"})});
+  // Three eager steps, the captured one and two replays, before the kill and after it.
+  check_killed(short_one(emotion_of_sound(), 12), {on(1, 1, {"--save_every", "6"})});
 }

@@ -49,6 +49,14 @@ inline Trainer emotion() {
            "--lr", "1e-8", "--save_every", "1000"},
           6};
 }
+/// The same without pictures: ResNet18's 11 million weights make each step take a tenth of a second on the simulated
+/// device.
+inline Trainer emotion_of_sound() {
+  Trainer trainer = emotion();
+  trainer.flags = {"--model_size", "simple", "--modality", "audio", "--audio_seconds", "1",
+                   "--dropout",    "0",      "--lr",       "1e-8",  "--save_every",    "1000"};
+  return trainer;
+}
 
 /// How to run a trainer.
 struct Setting {

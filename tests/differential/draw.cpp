@@ -203,13 +203,13 @@ void settle(Spec& spec) {
   }
   if (spec.oracle == "ranks" || spec.oracle == "shards")
     spec.metric = spec.metric == "sometimes" ? "error" : spec.metric;
-  // Ranks and replicas leave out rows of weight 0, and so the branches that only those rows use.
+  // Replicas, ranks and micro-batches leave out rows of weight 0, and so the branches that only those rows use.
   const auto any_layer = [&](const auto& is) { return std::any_of(spec.layers.begin(), spec.layers.end(), is); };
   const bool has_branch = any_layer([](const LayerSpec& layer) { return layer.branch; });
   const bool divides = spec.oracle == "replicas" || spec.oracle == "ranks" || spec.oracle == "shards";
-  if (divides && has_branch && !spec.weights.empty()) spec.weights = "scaled";
-  // And the rows of an embedding that only those use: their sparse gradients are zeros on one device.
   const bool leaves_out = divides || spec.oracle == "accumulation" || spec.oracle == "retry";
+  if (leaves_out && has_branch && !spec.weights.empty()) spec.weights = "scaled";
+  // And the rows of an embedding that only those use: their sparse gradients are zeros on one device.
   if (leaves_out && spec.optimizer == "sparse_adam" && !spec.weights.empty()) spec.weights = "scaled";
   // Sparse gradients are not divided.
   if (spec.oracle == "shards" && spec.optimizer == "sparse_adam") spec.optimizer = "adam";
