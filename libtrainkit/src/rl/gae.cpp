@@ -76,7 +76,15 @@ TRAINKIT_VECTORIZED void compute_row(const double* __restrict reward, const doub
   compute_step(reward, value, next_value, terminated, truncated, advantage, returns, carry, gamma, decay, count);
 }
 
-/// Columns [begin, end) of the rollout, from the last step to the first.
+/// Loads `count` numbers into the cache, or the lines to write them into.
+template <bool kWrites, class T>
+void prefetch(const T* numbers, int64_t count) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  for (int64_t i = 0; i < count; i += kLine) __builtin_prefetch(numbers + i, kWrites);
+}
+
+/// Columns [begin, end) of the rollout, from the last step to the first: rows that the processor does not prefetch by
+/// itself, as each is read forwards.
 template <class T>
 void compute_columns(const GaeInput& steps, const GaeOptions& options, const GaeResult& result, int64_t begin,
                      int64_t end) {
@@ -87,8 +95,15 @@ void compute_columns(const GaeInput& steps, const GaeOptions& options, const Gae
   T *advantage = result.advantage.mutable_data_ptr<T>(), *returns = result.returns.mutable_data_ptr<T>();
   const auto gamma = static_cast<T>(options.gamma), decay = static_cast<T>(options.gamma * options.lambda);
   std::vector<T> carry(static_cast<size_t>(end - begin));
+  constexpr int64_t kAhead = 4;
   for (int64_t t = steps.reward.size(0) - 1; t >= 0; --t) {
     const int64_t row = t * width + begin;
+    if (t >= kAhead) {
+      const int64_t ahead = row - kAhead * width;
+      for (const T* numbers : {reward, value, next_value}) prefetch<false>(numbers + ahead, end - begin);
+      for (const bool* flags : {terminated, truncated}) prefetch<false>(flags + ahead, end - begin);
+      for (const T* numbers : {advantage, returns}) prefetch<true>(numbers + ahead, end - begin);
+    }
     compute_row(reward + row, value + row, next_value + row, terminated + row, truncated + row, advantage + row,
                 returns + row, carry.data(), gamma, decay, end - begin);
   }
