@@ -126,9 +126,9 @@ def run_suite(program, options, repetition, results, log):
 
 def run_peer(script, options, repetition, results):
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment(script.stem, options))
-    if needs_gpu(script.stem):  # it skips variants that fail
-        notes = [line for line in done.stderr.splitlines() if re.match(r"\w+: |no GPU", line)]
-        print("".join(f"   {note}\n" for note in notes), end="", file=sys.stderr)
+    pattern = r"\w+: |no GPU" if needs_gpu(script.stem) else "left out: "  # variants that failed
+    notes = [line for line in done.stderr.splitlines() if re.match(pattern, line)]
+    print("".join(f"   {note}\n" for note in notes), end="", file=sys.stderr)
     if done.returncode:
         print(f"   {script.name} failed: {done.stderr.strip()[-300:]}", file=sys.stderr)
     for line in done.stdout.splitlines():
@@ -147,7 +147,8 @@ def run_peer(script, options, repetition, results):
 def evaluate(row, results):
     """The row's value in each repetition; [] if a benchmark was not run.
 
-    {"ours": A, "peer": B, "at_least": 1.3}                    work per second of A (or its counter) over that of B
+    {"ours": A, "peer": B, "at_least": 1.3}                    work per second of A (or its counter) over that of B (or
+                                                               over what B reports in the counter's name as unit)
     {"ours": A, "minus": B, "unit": "us", "at_most": 1}        difference in time
     {"ours": A, "unit": "ms", "at_most": 1}                    time of A
     {"ours": A, "counter": "over_peer", "unit": "×", "at_least": 1.3}   a counter of A, here a ratio formed within it
@@ -160,7 +161,7 @@ def evaluate(row, results):
     for repetition in sorted(ours.repetitions & (other.repetitions if other else ours.repetitions)):
         if "peer" in row:
             mine = ours.value(row["counter"], repetition) if "counter" in row else ours.rate(repetition)
-            theirs = other.rate(repetition)
+            theirs = other.value(row.get("counter"), repetition) or other.rate(repetition)
             value = mine / theirs if mine and theirs else None
         elif "counter" in row:
             value = ours.value(row["counter"], repetition)

@@ -1,93 +1,21 @@
 // Proximal policy optimisation (PPO) balances a pole on a cart. Run it twice with the same folder, or kill it in
 // between: it continues where it was, with the same bits.
-//   example_ppo [rollouts] [folder]
+//   example_ppo [rollouts] [folder] [seed]
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstdio>
 #include <filesystem>
-#include <numbers>
 #include <numeric>
 #include <string>
+#include <vector>
 
-#include "trainkit/rl/distributions.h"
+#include "cart_pole.h"
 #include "trainkit/rl/ppo_loss.h"
 #include "trainkit/rl/rollout_buffer.h"
-#include "trainkit/rl/simulator_pool.h"
 #include "trainkit/trainkit.h"
 
 using namespace trainkit;
-
-/// A pole on a cart that is pushed to the left or to the right. Equations: Barto, Sutton, Anderson 1983, "Neuronlike
-/// adaptive elements that can solve difficult learning control problems", without friction. Constants, Euler's method
-/// and limits are those of gymnasium's CartPole-v1.
-class CartPole final : public Simulator {
- public:
-  void reset(RandomStream& random, const BatchView& observation) override {
-    for (double& number : state_) number = 0.1 * random.uniform() - 0.05;
-    steps_ = 0;
-    show(observation);
-  }
-  SimulatorStep step(const std::byte* action, RandomStream& /*random*/, const BatchView& observation) override {
-    constexpr double kGravity = 9.8, kCart = 1.0, kPole = 0.1, kHalfLength = 0.5, kForce = 10.0, kSeconds = 0.02;
-    auto& [x, speed, angle, turn] = state_;
-    const double force = *reinterpret_cast<const int64_t*>(action) == 1 ? kForce : -kForce;
-    const double cosine = std::cos(angle), sine = std::sin(angle);
-    const double push = (force + kPole * kHalfLength * turn * turn * sine) / (kCart + kPole);
-    const double turning =
-        (kGravity * sine - cosine * push) / (kHalfLength * (4.0 / 3.0 - kPole * cosine * cosine / (kCart + kPole)));
-    const double speeding = push - kPole * kHalfLength * turning * cosine / (kCart + kPole);
-    x += kSeconds * speed;
-    speed += kSeconds * speeding;
-    angle += kSeconds * turn;
-    turn += kSeconds * turning;
-    show(observation);
-    return {.reward = 1,
-            .terminated = std::abs(x) > 2.4 || std::abs(angle) > 12 * std::numbers::pi / 180,
-            .truncated = ++steps_ >= 500};
-  }
-  std::optional<StateDict> save() const override {
-    return StateDict{{"state", std::vector<double>(state_.begin(), state_.end())}, {"steps", steps_}};
-  }
-  absl::Status load(const StateDict& state, const BatchView& observation) override {
-    TRAINKIT_ASSIGN_OR_RETURN(const auto numbers, get_state<std::vector<double>>(state, "state"));
-    TRAINKIT_ASSIGN_OR_RETURN(steps_, get_state<int64_t>(state, "steps"));
-    if (numbers.size() != state_.size()) return absl::InvalidArgumentError("state has another length");
-    std::copy(numbers.begin(), numbers.end(), state_.begin());
-    show(observation);
-    return absl::OkStatus();
-  }
-
- private:
-  void show(const BatchView& observation) const {
-    std::copy(state_.begin(), state_.end(), observation.row<float>(0, 0));
-  }
-  std::array<double, 4> state_{};  // place, speed, angle, angular speed
-  int64_t steps_ = 0;
-};
-
-/// A policy and a value function with two hidden layers of 64 units, initialised as in CleanRL's ppo.py.
-struct AgentImpl : torch::nn::Module {
-  static torch::nn::Linear layer(int64_t in, int64_t out, double gain) {
-    torch::nn::Linear linear(in, out);
-    torch::nn::init::orthogonal_(linear->weight, gain);
-    torch::nn::init::zeros_(linear->bias);
-    return linear;
-  }
-  static torch::nn::Sequential network(int64_t out, double gain) {
-    return torch::nn::Sequential(layer(4, 64, std::numbers::sqrt2), torch::nn::Tanh(),
-                                 layer(64, 64, std::numbers::sqrt2), torch::nn::Tanh(), layer(64, out, gain));
-  }
-  Categorical policy(const at::Tensor& observation) { return Categorical(actor->forward(observation)); }
-  at::Tensor value(const at::Tensor& observation) { return critic->forward(observation).squeeze(1); }
-
-  torch::nn::Sequential actor = register_module("actor", network(2, 0.01));
-  torch::nn::Sequential critic = register_module("critic", network(1, 1));
-};
-TORCH_MODULE(Agent);
 
 LossOutput loss(Agent& agent, const Batch& batch) {
   const Categorical policy = agent->policy(batch["obs"]);
@@ -100,17 +28,17 @@ LossOutput loss(Agent& agent, const Batch& batch) {
                   {.entropy_weight = 0.01});
 }
 
-/// Simulators that begin with other states than those of the training.
 std::unique_ptr<SimulatorPool> make_pool(int64_t simulators, uint64_t seed) {
   return SimulatorPool::create([](int64_t) { return std::make_unique<CartPole>(); }, {{"obs", at::kFloat, {4}}},
                                {"action", at::kLong, {}}, {.simulators = simulators, .seed = seed})
       .value();
 }
 
-/// Mean return of the first episodes of 100 simulators under the most probable actions.
+/// Mean return of the first episodes of 100 simulators under the most probable actions, from other states than those of
+/// the training.
 double evaluate(Agent& agent) {
   const at::NoGradGuard no_grad;
-  const auto pool = make_pool(100, 1);
+  const auto pool = make_pool(100, 1'000'000);
   std::vector<double> returns(100, 0);
   for (size_t open = returns.size(); open > 0;) {
     const PoolStep step = pool->step(agent->policy(pool->observation()["obs"]).mode()).value();
@@ -139,20 +67,20 @@ int main(int argc, char** argv) {
   const int64_t rollouts = argc > 1 ? std::stoll(argv[1]) : 25;
   const std::string folder = argc > 2 ? argv[2] : "";
   constexpr int64_t kSimulators = 32;
-  constexpr uint64_t kSeed = 0;
+  const uint64_t seed = argc > 3 ? std::stoull(argv[3]) : 0;
   at::set_num_threads(1);  // the networks are small
-  torch::manual_seed(kSeed);
+  torch::manual_seed(seed);
   auto devices = DeviceReplicator::create([] { return Agent(); }, {.device = at::kCPU}).value();
   Agent agent(std::dynamic_pointer_cast<AgentImpl>(devices->module()));
-  const auto pool = make_pool(kSimulators, kSeed);
+  const auto pool = make_pool(kSimulators, seed);
   const auto rollout =
       RolloutBuffer::create({{"obs", at::kFloat, {4}}, {"action", at::kLong, {}}, {"log_prob", at::kFloat, {}}},
-                            {.horizon = 128, .simulators = kSimulators, .batch_size = 512, .epochs = 10, .seed = kSeed})
+                            {.horizon = 128, .simulators = kSimulators, .batch_size = 512, .epochs = 10, .seed = seed})
           .value();
   at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(0);
   rollout->collect_with([&](RolloutBuffer& rows) -> absl::Status {
     const at::NoGradGuard no_grad;
-    generator.set_current_seed(hash_key(kSeed, rows.epoch()));  // so that a resumed run draws the same actions
+    generator.set_current_seed(hash_key(seed, rows.epoch()));  // so that a resumed run draws the same actions
     while (!rows.is_full()) {
       const at::Tensor observation = pool->observation()["obs"];
       const Categorical policy = agent->policy(observation);

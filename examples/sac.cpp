@@ -1,7 +1,7 @@
 // Soft actor-critic (SAC) swings a pendulum up: three players (critics, actor, temperature), a target network, and one
 // thread that acts, stores and trains. Run it twice with the same folder, or kill it in between: it continues where it
 // was, with the same bits.
-//   example_sac [steps] [folder]
+//   example_sac [steps] [folder] [seed]
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
 
@@ -93,10 +93,10 @@ std::unique_ptr<SimulatorPool> make_pool(int64_t simulators, uint64_t seed) {
       .value();
 }
 
-/// Mean return of 50 episodes without noise.
+/// Mean return of 50 episodes without noise, from other states than those of the training.
 double evaluate(Sac& sac) {
   const at::NoGradGuard no_grad;
-  const auto pool = make_pool(50, 1);
+  const auto pool = make_pool(50, 1'000'000);
   for (;;) {
     const PoolStep step = pool->step(sac->policy(pool->observation()["obs"]).mode()).value();
     if (step.ended.numel() > 0) return step.episode_return.mean().item<double>();  // all end after 200 steps
@@ -146,14 +146,14 @@ int main(int argc, char** argv) {
   const int64_t steps = argc > 1 ? std::stoll(argv[1]) : 8000;
   const std::string folder = argc > 2 ? argv[2] : "";
   constexpr int64_t kRandomSteps = 1000;
-  constexpr uint64_t kSeed = 0;
+  const uint64_t seed = argc > 3 ? std::stoull(argv[3]) : 0;
   at::set_num_threads(1);  // the networks are small
-  torch::manual_seed(kSeed);
+  torch::manual_seed(seed);
   auto devices = DeviceReplicator::create([] { return Sac(); }, {.device = at::kCPU}).value();
   Sac sac(std::dynamic_pointer_cast<SacImpl>(devices->module()));
   Critics slow;
   TargetNetwork target(*sac->critics, slow.ptr(), {.tau = 0.005});
-  const auto pool = make_pool(1, kSeed);
+  const auto pool = make_pool(1, seed);
   // A batch of 256 rows for each new row.
   const std::vector<FieldSpec> fields = {{"obs", at::kFloat, {3}},
                                          {"action", at::kFloat, {1}},
@@ -177,7 +177,7 @@ int main(int argc, char** argv) {
   if (!session.ok()) return std::fprintf(stderr, "%s\n", error_text(session.status()).c_str()), 1;
   const auto row_fields = std::make_shared<const std::vector<FieldSpec>>(fields);
   while (replay->rows() < steps) {
-    generator.set_current_seed(hash_key(kSeed, replay->rows()));  // so that a resumed run draws the same numbers
+    generator.set_current_seed(hash_key(seed, replay->rows()));  // so that a resumed run draws the same numbers
     const at::Tensor observation = pool->observation()["obs"];
     at::Tensor action = torch::empty({1, 1}).uniform_(-1, 1, generator);
     if (replay->rows() >= kRandomSteps) {

@@ -80,6 +80,7 @@ void BM_AppendRows(benchmark::State& state) {
   bench::run_rounds(
       state, {{"rows", [&](double duration) { return bench::threaded_rate(threads, duration, append); }},
               {"plain_writes", [&](double duration) { return bench::threaded_rate(threads, duration, floor); }}});
+  state.counters["M_rows_a_thread"] = state.counters["rows"] / 1e6 / threads;
 }
 BENCHMARK(BM_AppendRows)->ArgName("threads")->Arg(1)->Arg(2)->Iterations(kRounds)->UseManualTime();
 
@@ -97,6 +98,7 @@ void BM_AppendBatches(benchmark::State& state) {
   };
   bench::run_rounds(state, {{"rows", [&](double duration) { return bench::rate(duration, append); }},
                             {"memcpy", [&](double duration) { return bench::rate(duration, copy); }}});
+  state.counters["M_rows"] = state.counters["rows"] / 1e6;
 }
 BENCHMARK(BM_AppendBatches)
     ->ArgNames({"rows", "bytes"})
@@ -175,6 +177,7 @@ void BM_Gae(benchmark::State& state) {
   bench::run_rounds(state, {{"per_second", [&](double duration) { return bench::rate(duration, compute_into); }},
                             {"with_new_tensors", [&](double duration) { return bench::rate(duration, compute); }},
                             {"one_pass", [&](double duration) { return bench::rate(duration, floor); }}});
+  state.counters["ms"] = 1e3 / state.counters["per_second"];
 }
 BENCHMARK(BM_Gae)->Iterations(kRounds)->UseManualTime();
 

@@ -71,6 +71,53 @@ TEST_CASE("Normal and TanhNormal sample their densities, and gradients flow thro
   CHECK(one.log_prob(torch::ones({1, 1}, at::kDouble)).isfinite().all().item<bool>());
 }
 
+TEST_CASE("ppo_loss in one pass has the values and gradients of its operations, also where two losses are equal",
+          "[rl]") {
+  torch::manual_seed(2);
+  const int64_t rows = 37;
+  std::vector<at::Tensor> terms;
+  for (int i = 0; i < 7; ++i) terms.push_back(torch::randn({rows}) * 0.5);
+  terms[3].slice(0, 0, 5).copy_(terms[0].slice(0, 0, 5));  // the ratio is 1
+  terms[6].slice(0, 5, 9).copy_(terms[2].slice(0, 5, 9));  // the value has not moved
+  terms[4][9] = 0;
+  /// Loss, metrics and the gradients of twice the loss; in float64 by operations, in float32 in one pass.
+  const auto compute = [&](at::ScalarType dtype, double value_clip) {
+    std::vector<at::Tensor> own;
+    for (size_t i = 0; i < terms.size(); ++i) own.push_back(terms[i].to(dtype).detach().clone().requires_grad_(i < 3));
+    const LossOutput output = ppo_loss({.log_prob = own[0],
+                                        .entropy = own[1],
+                                        .value = own[2],
+                                        .old_log_prob = own[3],
+                                        .advantage = own[4],
+                                        .returns = own[5],
+                                        .old_value = own[6]},
+                                       {.clip = 0.2, .entropy_weight = 0.1, .value_clip = value_clip});
+    std::vector<at::Tensor> results = {output.loss};
+    for (const auto& [name, metric] : output.metrics) results.push_back(metric);
+    (2 * output.loss).backward({}, /*retain_graph=*/true);
+    output.loss.backward();  // 1, added to the 2 from before
+    for (int i = 0; i < 3; ++i) results.push_back(own[i].grad());
+    return results;
+  };
+  for (const double value_clip : {0.0, 0.3}) {
+    const std::vector<at::Tensor> expected = compute(at::kDouble, value_clip),
+                                  results = compute(at::kFloat, value_clip);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      CAPTURE(value_clip, i);
+      CHECK(torch::allclose(results[i].to(at::kDouble), expected[i], 1e-5, 1e-7));
+    }
+  }
+  const at::Tensor log_prob = terms[0].clone().requires_grad_();
+  const LossOutput output = ppo_loss({.log_prob = log_prob,
+                                      .entropy = terms[1],
+                                      .value = terms[2],
+                                      .old_log_prob = terms[3],
+                                      .advantage = terms[4],
+                                      .returns = terms[5]});
+  CHECK_THROWS_WITH(torch::autograd::grad({output.loss}, {log_prob}, {}, true, /*create_graph=*/true),
+                    Catch::Contains("second derivative"));
+}
+
 TEST_CASE("Distributions and ppo_loss refuse shapes that would broadcast, and options out of range", "[rl]") {
   CHECK_THROWS_WITH(Categorical(torch::zeros({2, 3}), torch::zeros({3}, at::kBool)), Catch::Contains("mask"));
   CHECK_THROWS_WITH(Categorical(torch::zeros({2, 3}, at::kLong)), Catch::Contains("float32 or float64"));

@@ -1,4 +1,4 @@
-// The examples ppo and sac continue with the same bits after kill -9.
+// The examples ppo, sac and grid_game continue with the same bits after kill -9, and reach their scores.
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
@@ -90,4 +90,19 @@ TEST_CASE("The example ppo has the bits of an uninterrupted run after kill -9", 
 
 TEST_CASE("The example sac has the bits of an uninterrupted run after kill -9", "[rl][examples]") {
   check_resume("example_sac", "1350", is_full() ? 5 : 2);
+}
+
+TEST_CASE("The example grid_game has the bits of an uninterrupted run after kill -9", "[rl][examples]") {
+  check_resume("example_grid_game", "3", is_full() ? 5 : 2);
+}
+
+TEST_CASE("The examples ppo, sac and grid_game reach their full scores", "[rl][examples]") {
+  if (!is_full()) TRAINKIT_SKIP("the tests example.* check scores of shorter runs");
+  const TempDir dir;
+  for (const char* example : {"example_ppo", "example_sac", "example_grid_game"}) {
+    Program program(example, {}, dir.path().string(), {.stem = example});
+    const int code = program.wait();  // 1 if the score is missed
+    INFO(program.output());
+    CHECK(code == 0);
+  }
 }

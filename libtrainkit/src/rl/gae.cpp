@@ -76,7 +76,17 @@ TRAINKIT_VECTORIZED void compute_row(const double* __restrict reward, const doub
   compute_step(reward, value, next_value, terminated, truncated, advantage, returns, carry, gamma, decay, count);
 }
 
-/// Columns [begin, end) of the rollout, from the last step to the first.
+constexpr int64_t kPrefetched = 1024;  // columns
+
+/// Loads `count` numbers into the cache, or the lines to write them into.
+template <bool kWrites, class T>
+void prefetch(const T* numbers, int64_t count) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  for (int64_t i = 0; i < count; i += kLine) __builtin_prefetch(numbers + i, kWrites);
+}
+
+/// Columns [begin, end) of the rollout, from the last step to the first. A processor that reads each row forwards does
+/// not foresee the row before it, so short rows are prefetched; long ones are read in order.
 template <class T>
 void compute_columns(const GaeInput& steps, const GaeOptions& options, const GaeResult& result, int64_t begin,
                      int64_t end) {
@@ -87,8 +97,15 @@ void compute_columns(const GaeInput& steps, const GaeOptions& options, const Gae
   T *advantage = result.advantage.mutable_data_ptr<T>(), *returns = result.returns.mutable_data_ptr<T>();
   const auto gamma = static_cast<T>(options.gamma), decay = static_cast<T>(options.gamma * options.lambda);
   std::vector<T> carry(static_cast<size_t>(end - begin));
+  const int64_t ahead = end - begin <= kPrefetched ? 4 : steps.reward.size(0);  // rows
   for (int64_t t = steps.reward.size(0) - 1; t >= 0; --t) {
     const int64_t row = t * width + begin;
+    if (t >= ahead) {
+      const int64_t earlier = row - ahead * width;
+      for (const T* numbers : {reward, value, next_value}) prefetch<false>(numbers + earlier, end - begin);
+      for (const bool* flags : {terminated, truncated}) prefetch<false>(flags + earlier, end - begin);
+      for (const T* numbers : {advantage, returns}) prefetch<true>(numbers + earlier, end - begin);
+    }
     compute_row(reward + row, value + row, next_value + row, terminated + row, truncated + row, advantage + row,
                 returns + row, carry.data(), gamma, decay, end - begin);
   }
@@ -96,7 +113,7 @@ void compute_columns(const GaeInput& steps, const GaeOptions& options, const Gae
 
 /// Divides the columns of large rollouts among threads. A part of a row is long enough to be read in order.
 void compute_on_cpu(const GaeInput& steps, const GaeOptions& options, const GaeResult& result) {
-  constexpr int64_t kColumns = 128, kElements = int64_t{1} << 20;  // of a thread, at least
+  constexpr int64_t kColumns = 128, kElements = int64_t{1} << 18;  // of a thread, at least
   const int64_t horizon = std::max<int64_t>(1, steps.reward.size(0));
   detail::parallel_for(
       0, steps.reward.size(1), std::max(kColumns, kElements / horizon), [&](int64_t begin, int64_t end) {

@@ -37,8 +37,9 @@ struct PpoOptions {
 ///   clip_fraction  share of the rows with |r - 1| > clip
 /// Sources: Schulman et al. 2017, "Proximal Policy Optimization Algorithms", arXiv 1707.06347, eq. 7 and 9; the
 /// defaults and the clipped value loss are those of CleanRL's ppo.py; kl is k3 of Schulman 2020, "Approximating KL
-/// Divergence", http://joschu.net/blog/kl-approx.html. Reads nothing from the device. Throws c10::ValueError if a
-/// tensor has another shape (one of (N, 1) would broadcast), or an option is out of range.
+/// Divergence", http://joschu.net/blog/kl-approx.html. Reads nothing from the device. In float32 on the CPU the loss
+/// and its gradients are made in one pass, and there is no second derivative (create_graph). Throws c10::ValueError if
+/// a tensor has another shape (one of (N, 1) would broadcast), or an option is out of range.
 LossOutput ppo_loss(const PpoTerms& terms, const PpoOptions& options = {});
 
 }  // namespace trainkit
