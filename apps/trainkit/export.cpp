@@ -82,7 +82,7 @@ absl::StatusOr<std::map<std::string, std::string>> ties_in(const std::string& pa
 }
 
 /// Adds tied weights under the further names that Python's load_state_dict() asks for. `model` is the exported model,
-/// or "": that of the run of trainkit-train that has written `source`, if it is one.
+/// or "": that of the run of trainkit-train with the weight file `source`.
 absl::Status add_tied(const std::string& source, std::string model, NamedTensors& tensors) {
   if (model.empty()) {
     TRAINKIT_ASSIGN_OR_RETURN(const RunWeights weights, find_initial_weights(source));
@@ -111,6 +111,22 @@ absl::Status usage_error(const std::string& where, const std::string& field, con
                     .field = field,
                     .problem = problem,
                     .expected = expected});
+}
+
+absl::Status export_weights(const std::string& from, const std::string& out, Format format, const std::string& prefix,
+                            const std::string& model) {
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string source, find_weight_file(from));
+  std::error_code absent;
+  if (std::filesystem::equivalent(source, out, absent)) {
+    return usage_error(out, "OUT", "is the file to export, whose metadata would be lost", "another file");
+  }
+  TRAINKIT_ASSIGN_OR_RETURN(const WeightFile file, WeightFile::open(source));
+  TRAINKIT_ASSIGN_OR_RETURN(detail::ModelWeights weights, detail::read_model_weights(file, prefix));
+  TRAINKIT_RETURN_IF_ERROR(add_tied(source, model, weights.tensors));
+  TRAINKIT_RETURN_IF_ERROR(write(out, format, source, weights.tensors));
+  print(fmt::format("wrote {} tensors to {}\n", weights.tensors.size(), escape_text(out, 4096)));
+  if (!weights.left_out.empty()) print(detail::describe_left_out(source, weights.left_out) + "\n");
+  return absl::OkStatus();
 }
 
 /// Lets the trainer of the run write the file, since it alone knows the model.
@@ -182,17 +198,7 @@ absl::StatusOr<int> export_command(const Arguments& given) {
     if (!out.ends_with(".onnx")) return usage_error(out, "OUT", "is no name of an ONNX file", "OUT.onnx");
     return export_to_onnx(parser, app, words[0], out, overwrite);
   }
-  TRAINKIT_ASSIGN_OR_RETURN(const std::string source, find_weight_file(words[0]));
-  std::error_code absent;
-  if (std::filesystem::equivalent(source, out, absent)) {
-    return usage_error(out, "OUT", "is the file to export, whose metadata would be lost", "another file");
-  }
-  TRAINKIT_ASSIGN_OR_RETURN(const WeightFile file, WeightFile::open(source));
-  TRAINKIT_ASSIGN_OR_RETURN(detail::ModelWeights weights, detail::read_model_weights(file, prefix));
-  TRAINKIT_RETURN_IF_ERROR(add_tied(source, model, weights.tensors));
-  TRAINKIT_RETURN_IF_ERROR(write(out, format, source, weights.tensors));
-  print(fmt::format("wrote {} tensors to {}\n", weights.tensors.size(), escape_text(out, 4096)));
-  if (!weights.left_out.empty()) print(detail::describe_left_out(source, weights.left_out) + "\n");
+  TRAINKIT_RETURN_IF_ERROR(export_weights(words[0], out, format, prefix, model));
   return 0;
 }
 
