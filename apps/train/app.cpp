@@ -4,29 +4,38 @@
 #include <fmt/ranges.h>
 #include <fnmatch.h>
 
+#include <filesystem>
 #include <utility>
 
 #include "trainkit/core/status.h"
 #include "trainkit/data/adapters.h"
 #include "trainkit/data/split.h"
+#include "trainkit/io/safetensors.h"
 #include "trainkit/optim/adagrad.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/optim/rmsprop.h"
 #include "trainkit/optim/sgd.h"
 
 namespace trainkit::train {
+namespace {
+
+constexpr char kColumns[] = "table.json";
+
+}  // namespace
 
 AppInfo TrainApp::info() const {
   return {.name = "trainkit-train",
           .description =
               "Trains a PyTorch model that Python has exported: trainkit.export_model(model, example, "
               "\"model.tkm\").\n--data_dir is a folder of .npy files or a .safetensors file with the names "
-              "of the model's inputs and y, or a folder per class.",
+              "of the model's inputs and y, a folder per class, or a table with --target.",
           .examples = {"trainkit-train --model model.tkm --data_dir data --loss cross_entropy --max_steps 1000",
                        "trainkit-train --model resnet.tkm --data_dir classes --optimizer sgd --lr 0.01 --freeze "
                        "'layer1.*'",
+                       "trainkit-train --model model.tkm --data_dir prices.csv --target price --loss mse",
                        "trainkit-train predict runs/train new_rows"},
-          .help_flags = {"model", "loss", "optimizer", "validation_data", "freeze"}};
+          .help_flags = {"model", "target", "loss", "optimizer", "validation_data", "freeze"},
+          .files = {kColumns}};
 }
 
 void TrainApp::set_defaults(RunOptions& run) const { run.output_dir = "runs/train"; }
@@ -42,6 +51,10 @@ void TrainApp::add_flags(ConfigParser& parser) {
       "optimizer", &optimizer_,
       {.help = "Optimizer.", .group = "Optimization", .choices = {"adamw", "adam", "sgd", "rmsprop", "adagrad"}});
   parser.add("momentum", &momentum_, {.help = "Of sgd.", .group = "Optimization", .min = 0, .max = 1});
+  parser.add("target", &target_,
+             {.help = "--data_dir is a table, and this is the column to predict. The others are the model's inputs.",
+              .group = "Data"});
+  parser.add("ignore", &ignore_, {.help = "Columns of the table that are no inputs.", .group = "Data"});
   parser.add("validation_data", &validation_path_,
              {.help = "Rows of the evaluation, as --data_dir. Not given: a share of --data_dir.",
               .group = "Data",
@@ -94,26 +107,44 @@ std::function<std::unique_ptr<Optimizer>()> TrainApp::optimizers(const RunOption
       };
 }
 
+absl::StatusOr<ModelData> TrainApp::open_rows(const std::string& path, bool needs_y) const {
+  if (target_.empty()) return open_data(path, model_->inputs(), needs_y);
+  TRAINKIT_ASSIGN_OR_RETURN(const Table table, Table::open(path));
+  TRAINKIT_RETURN_IF_ERROR(needs_y ? table.column(target_).status() : absl::OkStatus());
+  return rows_of_table(table, columns_, model_->inputs(), loss_);
+}
+
 absl::StatusOr<TrainingTask> TrainApp::open(RunContext& context) {
   TRAINKIT_RETURN_IF_ERROR(load_model());
   const bool needs_y = !loss_.starts_with("output:");
-  TRAINKIT_ASSIGN_OR_RETURN(const ModelData data, open_data(context.run.data_dir, model_->inputs(), needs_y));
-  TRAINKIT_ASSIGN_OR_RETURN(ModelTask made, make_task(loss_, model_, data.rows, data.classes));
-  const auto open_more = [&](const std::string& path) -> absl::StatusOr<std::shared_ptr<const Dataset>> {
-    if (path.empty()) return nullptr;
-    TRAINKIT_ASSIGN_OR_RETURN(const ModelData other, open_data(path, model_->inputs(), needs_y));
+  const bool divides = validation_path_.empty() && validation_share_ > 0;
+  const double test_share = divides && test_path_.empty() ? validation_share_ : 0;
+  const std::vector<double> shares =
+      divides ? std::vector<double>{1 - validation_share_ - test_share, validation_share_, test_share}
+              : std::vector<double>{1};
+  const std::string& path = context.run.data_dir;
+  if (target_.empty() && std::filesystem::is_regular_file(path) && !SafetensorsFile::open(path).ok()) {
+    return context.parser.invalid("target", "not given", "--target COLUMN for a table, or a .safetensors file");
+  }
+  if (!target_.empty()) {
+    TRAINKIT_ASSIGN_OR_RETURN(const Table table, Table::open(path));
+    TRAINKIT_ASSIGN_OR_RETURN(columns_,
+                              learn_columns(table, shares, model_->inputs(), {.target = target_, .ignore = ignore_}));
+  }
+  TRAINKIT_ASSIGN_OR_RETURN(const ModelData data, open_rows(path, needs_y));
+  TRAINKIT_ASSIGN_OR_RETURN(ModelTask made, make_task(loss_, model_, data));
+  const auto open_more = [&](const std::string& more) -> absl::StatusOr<std::shared_ptr<const Dataset>> {
+    if (more.empty()) return nullptr;
+    TRAINKIT_ASSIGN_OR_RETURN(const ModelData other, open_rows(more, needs_y));
     return other.rows;
   };
-  std::shared_ptr<const Dataset> training = data.rows;
+  using Parts = std::vector<std::shared_ptr<const Dataset>>;
+  const Parts parts = divides ? random_split(data.rows, shares) : Parts{data.rows};
+  const std::shared_ptr<const Dataset> training = parts[0];
   TRAINKIT_ASSIGN_OR_RETURN(std::shared_ptr<const Dataset> validation, open_more(validation_path_));
   TRAINKIT_ASSIGN_OR_RETURN(std::shared_ptr<const Dataset> test, open_more(test_path_));
-  if (!validation && validation_share_ > 0) {
-    const double test_share = test ? 0 : validation_share_;
-    const auto parts = random_split(data.rows, {1 - validation_share_ - test_share, validation_share_, test_share});
-    training = parts[0];
-    validation = parts[1];
-    if (!test) test = parts[2];
-  }
+  if (divides) validation = parts[1];
+  if (test_share > 0) test = parts[2];
   TrainingTask task{.recipe = {.make_model = copies(), .make_optimizer = optimizers(context.run)},
                     .training_set = training,
                     .validation_set = validation,
@@ -126,6 +157,10 @@ absl::StatusOr<TrainingTask> TrainApp::open(RunContext& context) {
   return task;
 }
 
+absl::Status TrainApp::save(const RunOptions& run) const {
+  return target_.empty() ? absl::OkStatus() : columns_.save(run.output_dir + "/" + kColumns);
+}
+
 std::vector<AppCommand> TrainApp::commands() {
   return {predict_command(
       *this, [this](TrainedRun& run) { return rows_to_predict(run); }, "DATA")};
@@ -133,9 +168,16 @@ std::vector<AppCommand> TrainApp::commands() {
 
 absl::StatusOr<RowsToPredict> TrainApp::rows_to_predict(TrainedRun& run) {
   TRAINKIT_RETURN_IF_ERROR(load_model());
-  TRAINKIT_ASSIGN_OR_RETURN(const ModelData trained, open_data(run.options.data_dir, model_->inputs(), false));
-  TRAINKIT_ASSIGN_OR_RETURN(ModelData data, open_data(run.words.front(), model_->inputs(), /*needs_y=*/false));
-  TRAINKIT_ASSIGN_OR_RETURN(ModelTask made, make_task(loss_, model_, data.rows, trained.classes));
+  if (!target_.empty()) {
+    TRAINKIT_ASSIGN_OR_RETURN(const std::string stored, run.file(kColumns, "its columns"));
+    TRAINKIT_ASSIGN_OR_RETURN(columns_, TableSchema::load(stored));
+  }
+  TRAINKIT_ASSIGN_OR_RETURN(ModelData data, open_rows(run.words.front(), /*needs_y=*/false));
+  if (target_.empty()) {
+    TRAINKIT_ASSIGN_OR_RETURN(const ModelData trained, open_rows(run.options.data_dir, /*needs_y=*/false));
+    data.classes = trained.classes;
+  }
+  TRAINKIT_ASSIGN_OR_RETURN(ModelTask made, make_task(loss_, model_, data));
   if (!made.task) {
     return to_status({.exit_code = ExitCode::kUsage,
                       .id = "cli.unused",
@@ -143,7 +185,7 @@ absl::StatusOr<RowsToPredict> TrainApp::rows_to_predict(TrainedRun& run) {
                       .problem = "predict is for classification and regression",
                       .got = loss_});
   }
-  return RowsToPredict{copies(), made.task, data.rows};
+  return RowsToPredict{copies(), made.task, data.rows, {}, data.notes};
 }
 
 }  // namespace trainkit::train

@@ -21,29 +21,10 @@ namespace stdfs = std::filesystem;
 
 constexpr char kTarget[] = "y";
 
-absl::Status misfit(const std::string& path, const std::string& name, std::string problem, std::string got,
-                    std::string expected) {
-  return data_error("data.arrays", {.file = path, .field = name}, std::move(problem), std::move(got),
-                    std::move(expected));
-}
-
 std::string shape_text(const ExportedInput& input) {
   std::vector<std::string> sizes;
   for (const int64_t size : input.shape) sizes.push_back(size < 0 ? "any" : std::to_string(size));
   return fmt::format("({})", fmt::join(sizes, ", "));
-}
-
-/// An array as an input of the model.
-absl::StatusOr<at::Tensor> as_input(const std::string& path, const ExportedInput& input, at::Tensor array) {
-  bool fits = array.dim() == std::ssize(input.shape);
-  for (size_t d = 1; fits && d < input.shape.size(); ++d) {
-    fits = input.shape[d] < 0 || input.shape[d] == array.size(static_cast<int64_t>(d));
-  }
-  if (!fits) {
-    return misfit(path, input.name, "does not have the shape of the model's input",
-                  fmt::format("({})", fmt::join(array.sizes(), ", ")), shape_text(input));
-  }
-  return array.to(input.dtype);
 }
 
 /// The targets in the dtypes that losses take.
@@ -70,6 +51,24 @@ bool has_classes(const std::string& path) {
 
 }  // namespace
 
+absl::Status misfit(const std::string& path, const std::string& name, std::string problem, std::string got,
+                    std::string expected) {
+  return data_error("data.arrays", {.file = path, .field = name}, std::move(problem), std::move(got),
+                    std::move(expected));
+}
+
+absl::StatusOr<at::Tensor> as_input(const std::string& path, const ExportedInput& input, const at::Tensor& array) {
+  bool fits = array.dim() == std::ssize(input.shape);
+  for (size_t d = 1; fits && d < input.shape.size(); ++d) {
+    fits = input.shape[d] < 0 || input.shape[d] == array.size(static_cast<int64_t>(d));
+  }
+  if (!fits) {
+    return misfit(path, input.name, "does not have the shape of the model's input",
+                  fmt::format("({})", fmt::join(array.sizes(), ", ")), shape_text(input));
+  }
+  return array.to(input.dtype);
+}
+
 absl::StatusOr<ModelData> open_data(const std::string& path, const std::vector<ExportedInput>& inputs, bool needs_y) {
   const bool has_array = !inputs.empty() && stdfs::exists(path + "/" + inputs.front().name + ".npy");
   if (inputs.size() == 1 && !has_array && stdfs::is_directory(path) && has_classes(path)) {
@@ -86,7 +85,7 @@ absl::StatusOr<ModelData> open_data(const std::string& path, const std::vector<E
   std::vector<std::pair<std::string, at::Tensor>> arrays;
   for (const ExportedInput& input : inputs) {
     TRAINKIT_ASSIGN_OR_RETURN(at::Tensor array, read_array(path, input.name));
-    TRAINKIT_ASSIGN_OR_RETURN(array, as_input(path, input, std::move(array)));
+    TRAINKIT_ASSIGN_OR_RETURN(array, as_input(path, input, array));
     arrays.emplace_back(input.name, std::move(array));
   }
   if (needs_y) {

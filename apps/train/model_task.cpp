@@ -87,9 +87,8 @@ std::vector<at::Tensor> inputs_of(const ExportedModelImpl& model, const Batch& b
   return inputs;
 }
 
-absl::StatusOr<ModelTask> make_task(const std::string& loss, const ExportedModel& model,
-                                    std::shared_ptr<const Dataset> rows, const std::vector<std::string>& classes) {
-  TRAINKIT_ASSIGN_OR_RETURN(const NamedTensors outputs, outputs_of_first_row(model, rows));
+absl::StatusOr<ModelTask> make_task(const std::string& loss, const ExportedModel& model, const ModelData& data) {
+  TRAINKIT_ASSIGN_OR_RETURN(const NamedTensors outputs, outputs_of_first_row(model, data.rows));
   if (loss.starts_with(kOutput)) {
     const std::string name = loss.substr(sizeof(kOutput) - 1);
     std::vector<std::string> names;
@@ -103,15 +102,21 @@ absl::StatusOr<ModelTask> make_task(const std::string& loss, const ExportedModel
   }
   if (outputs.empty()) return to_status(usage("model", "has no output that is a tensor"));
   const at::Tensor& first = outputs.front().second;
-  const auto y = std::find_if(rows->fields().begin(), rows->fields().end(),
-                              [](const FieldSpec& field) { return field.name == "y"; });
-  const bool is_number = y == rows->fields().end() || y->shape.empty();
+  const std::vector<FieldSpec>& fields = data.rows->fields();
+  const auto y = std::find_if(fields.begin(), fields.end(), [](const FieldSpec& field) { return field.name == "y"; });
+  const bool is_number = y == fields.end() || y->shape.empty();
   if (loss == "cross_entropy" && is_number && first.dim() == 2) {
-    return ModelTask{.task = classification(forward, {.labels = classes, .classes = first.size(1)})};
+    if (!data.classes.empty() && std::ssize(data.classes) != first.size(1)) {
+      return data_error("data.arrays", {.field = data.target},
+                        "the model has another number of outputs than the data classes",
+                        std::to_string(data.classes.size()), std::to_string(first.size(1)));
+    }
+    return ModelTask{.task = classification(forward, {.labels = data.classes, .classes = first.size(1)})};
   }
   if (loss == "mse" && is_number && first.numel() == 1) {
     const auto output = [](ExportedModel& net, const Batch& batch) { return forward(net, batch).reshape({-1}); };
-    return ModelTask{.task = regression(output, {.target = "y"})};
+    return ModelTask{.task =
+                         regression(output, {.target = data.target, .mean = data.mean, .deviation = data.deviation})};
   }
   return ModelTask{.loss = loss_alone(loss)};
 }

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "trainkit/data/dataset.h"
+#include "train/model_data.h"
 #include "trainkit/nn/exported_model.h"
 #include "trainkit/tasks/task.h"
 #include "trainkit/train/loss.h"
@@ -27,11 +27,10 @@ struct ModelTask {
 };
 
 /// Returns what --loss asks for. cross_entropy of a number per class is a classification, mse of one number a
-/// regression; other shapes have the loss alone. Runs the model on the first row of `rows`.
+/// regression; other shapes have the loss alone. Runs the model on the first row of `data`.
 ///
 /// Errors: exit code 2 for an unknown output, 4 for outputs and targets that do not fit.
-absl::StatusOr<ModelTask> make_task(const std::string& loss, const ExportedModel& model,
-                                    std::shared_ptr<const Dataset> rows, const std::vector<std::string>& classes);
+absl::StatusOr<ModelTask> make_task(const std::string& loss, const ExportedModel& model, const ModelData& data);
 
 /// The inputs of the model, in its order.
 std::vector<at::Tensor> inputs_of(const ExportedModelImpl& model, const Batch& batch);

@@ -4,10 +4,13 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <vector>
 
 #include "io/weights/model_weights.h"
+#include "trainkit/app/initial_weights.h"
 #include "trainkit/command.h"
 #include "trainkit/config/config.h"
 #include "trainkit/core/error.h"
@@ -57,6 +60,49 @@ absl::Status write(const std::string& out, Format format, const std::string& sou
   return to_status(*error);
 }
 
+/// Maps the further names of tied weights in the exported PyTorch model `path` to the names that checkpoints have.
+absl::StatusOr<std::map<std::string, std::string>> ties_in(const std::string& path) {
+  TRAINKIT_ASSIGN_OR_RETURN(const WeightFile file, WeightFile::open(path));
+  for (const auto& [name, text] : file.values()) {
+    if (name != "trainkit.model") continue;
+    const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+    if (json.is_object() && json.contains("ties") && json["ties"].is_object()) {
+      std::map<std::string, std::string> ties;
+      for (const auto& [further, first] : json["ties"].items()) {
+        if (first.is_string()) ties.emplace(further, first.get<std::string>());
+      }
+      return ties;
+    }
+  }
+  return to_status({.exit_code = ExitCode::kWeights,
+                    .id = "weights.model",
+                    .where = path,
+                    .problem = "is no exported model",
+                    .hint = "write it in Python: trainkit.export_model(model, example_inputs, \"model.tkm\")"});
+}
+
+/// Adds tied weights under the further names that Python's load_state_dict() asks for. `model` is the exported model,
+/// or "": that of the run of trainkit-train with the weight file `source`.
+absl::Status add_tied(const std::string& source, std::string model, NamedTensors& tensors) {
+  if (model.empty()) {
+    TRAINKIT_ASSIGN_OR_RETURN(const RunWeights weights, find_initial_weights(source));
+    const std::string setting = setting_beside(weights, "model").value_or("");
+    if (!setting.ends_with(".tkm")) return absl::OkStatus();
+    if (!Fs::posix().exists(setting)) {
+      print(fmt::format("note: {} does not exist, so tied weights have one name; --model MODEL.tkm names the file\n",
+                        escape_text(setting, 4096)));
+      return absl::OkStatus();
+    }
+    model = setting;
+  }
+  TRAINKIT_ASSIGN_OR_RETURN(const auto ties, ties_in(model));
+  std::map<std::string, at::Tensor> by_name(tensors.begin(), tensors.end());
+  for (const auto& [further, first] : ties) {
+    if (by_name.contains(first) && !by_name.contains(further)) tensors.emplace_back(further, by_name.at(first));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status usage_error(const std::string& where, const std::string& field, const std::string& problem,
                          const std::string& expected) {
   return to_status({.exit_code = ExitCode::kUsage,
@@ -65,6 +111,22 @@ absl::Status usage_error(const std::string& where, const std::string& field, con
                     .field = field,
                     .problem = problem,
                     .expected = expected});
+}
+
+absl::Status export_weights(const std::string& from, const std::string& out, Format format, const std::string& prefix,
+                            const std::string& model) {
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string source, find_weight_file(from));
+  std::error_code absent;
+  if (std::filesystem::equivalent(source, out, absent)) {
+    return usage_error(out, "OUT", "is the file to export, whose metadata would be lost", "another file");
+  }
+  TRAINKIT_ASSIGN_OR_RETURN(const WeightFile file, WeightFile::open(source));
+  TRAINKIT_ASSIGN_OR_RETURN(detail::ModelWeights weights, detail::read_model_weights(file, prefix));
+  TRAINKIT_RETURN_IF_ERROR(add_tied(source, model, weights.tensors));
+  TRAINKIT_RETURN_IF_ERROR(write(out, format, source, weights.tensors));
+  print(fmt::format("wrote {} tensors to {}\n", weights.tensors.size(), escape_text(out, 4096)));
+  if (!weights.left_out.empty()) print(detail::describe_left_out(source, weights.left_out) + "\n");
+  return absl::OkStatus();
 }
 
 /// Lets the trainer of the run write the file, since it alone knows the model.
@@ -97,7 +159,7 @@ absl::StatusOr<int> export_command(const Arguments& given) {
                     "trainkit export model.pth model.safetensors --prefix ema.model",
                     "trainkit export runs/hsi model.onnx"},
        .words = "CHECKPOINT OUT"});
-  std::string prefix, format_name, app;
+  std::string prefix, format_name, app, model;
   bool overwrite = false;
   parser.add(
       "prefix", &prefix,
@@ -106,6 +168,12 @@ absl::StatusOr<int> export_command(const Arguments& given) {
              {.help = "Trainer of the run, for .onnx: a name or a path. Default: the program that run.json names.",
               .group = "Input",
               .metavar = "NAME"});
+  parser.add(
+      "model", &model,
+      {.help = "The exported PyTorch model of the weights: tied weights get each of their names. Default: that of "
+               "a run of trainkit-train.",
+       .group = "Input",
+       .metavar = "MODEL.tkm"});
   parser.add("format", &format_name,
              {.help = "Format of OUT. Default: given by its extension.",
               .group = "Output",
@@ -130,16 +198,7 @@ absl::StatusOr<int> export_command(const Arguments& given) {
     if (!out.ends_with(".onnx")) return usage_error(out, "OUT", "is no name of an ONNX file", "OUT.onnx");
     return export_to_onnx(parser, app, words[0], out, overwrite);
   }
-  TRAINKIT_ASSIGN_OR_RETURN(const std::string source, find_weight_file(words[0]));
-  std::error_code absent;
-  if (std::filesystem::equivalent(source, out, absent)) {
-    return usage_error(out, "OUT", "is the file to export, whose metadata would be lost", "another file");
-  }
-  TRAINKIT_ASSIGN_OR_RETURN(const WeightFile file, WeightFile::open(source));
-  TRAINKIT_ASSIGN_OR_RETURN(const detail::ModelWeights weights, detail::read_model_weights(file, prefix));
-  TRAINKIT_RETURN_IF_ERROR(write(out, format, source, weights.tensors));
-  print(fmt::format("wrote {} tensors to {}\n", weights.tensors.size(), escape_text(out, 4096)));
-  if (!weights.left_out.empty()) print(detail::describe_left_out(source, weights.left_out) + "\n");
+  TRAINKIT_RETURN_IF_ERROR(export_weights(words[0], out, format, prefix, model));
   return 0;
 }
 

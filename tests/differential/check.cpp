@@ -4,6 +4,7 @@
 
 #include "compare.h"
 #include "distributed/rank_threads.h"
+#include "exported.h"
 #include "oracle.h"
 #include "run.h"
 #include "temp_dir.h"
@@ -101,6 +102,11 @@ std::vector<std::string> compare_sources(const Spec& spec) {
 }  // namespace
 
 std::vector<std::string> check(const Spec& spec, const Oracle* oracle, const std::string& folder) {
+  if (spec.exported == kToExport) {
+    const test::TempDir dir;
+    return oracle ? check(with_exported_model(spec, *oracle, dir / "model.tkm"), oracle, folder)
+                  : std::vector<std::string>();
+  }
   if (spec.oracle == "torch") return oracle ? compare_with_torch(spec, *oracle) : std::vector<std::string>();
   if (spec.oracle == "ranks" || spec.oracle == "shards") return compare_ranks(spec);
   if (spec.oracle == "resume") return compare_resumed(spec, folder);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "dice.h"
+#include "exported.h"
 #include "trainkit/core/random.h"
 
 namespace trainkit::differential {
@@ -314,6 +315,7 @@ Spec draw(uint64_t seed, int64_t number) {
   draw_loss(dice, spec);
   settle(spec);
   draw_host(dice, spec);
+  if (is_exported(spec)) spec.exported = kToExport;
   return spec;
 }
 

@@ -20,7 +20,7 @@ namespace trainkit::differential {
 namespace {
 
 constexpr int kSeconds = 20;       // after which a program hangs
-constexpr int kFirstSeconds = 60;  // the first one waits for Python to import torch
+constexpr int kFirstSeconds = 60;  // the first one waits for Python to import torch, and an export for its tracer
 
 /// Reads a line; false at the end of the file or after `seconds`.
 bool read_line(int descriptor, int seconds, std::string& line) {
@@ -104,6 +104,7 @@ void Lane::work(int requests, int answers) {
 
 std::vector<std::string> Lane::check(const Spec& spec) {
   const bool first = worker_ < 0;
+  const int seconds = first || !spec.exported.empty() ? kFirstSeconds : kSeconds;
   if (first) start();
   std::optional<test::TempDir> killed;
   if (spec.oracle == "resume" && spec.loop != "step" && spec.kill) {
@@ -111,8 +112,8 @@ std::vector<std::string> Lane::check(const Spec& spec) {
   }
   const std::string folder = killed ? killed->path().string() : "";
   std::string answer;
-  const bool answered = write_line(to_, nlohmann::json{full_json(spec), folder}.dump() + "\n") &&
-                        read_line(from_, first ? kFirstSeconds : kSeconds, answer);
+  const bool answered =
+      write_line(to_, nlohmann::json{full_json(spec), folder}.dump() + "\n") && read_line(from_, seconds, answer);
   if (answered) return nlohmann::json::parse(answer).get<std::vector<std::string>>();
   pollfd end{from_, POLLIN, 0};
   const bool crashed = ::poll(&end, 1, 0) > 0;
@@ -123,7 +124,7 @@ std::vector<std::string> Lane::check(const Spec& spec) {
   ::close(to_);
   ::close(from_);
   oracle_.reset();  // it may wait for the rest of a request
-  if (!crashed) return {fmt::format("hung for {} s", kSeconds)};
+  if (!crashed) return {fmt::format("hung for {} s", seconds)};
   return {WIFSIGNALED(status) ? fmt::format("crashed: {}", strsignal(WTERMSIG(status))) : "crashed"};
 }
 

@@ -36,6 +36,10 @@ at::Tensor normal(const std::vector<int64_t>& shape, uint64_t key, at::ScalarTyp
 int64_t outputs_of(const Spec& spec) { return spec.tied_head ? kVocabulary : kClasses; }
 
 Net::Net(const Spec& spec) : shape_(row_shape(spec)), is_tokens_(spec.input == "tokens") {
+  if (!spec.exported.empty()) {
+    use_exported(spec);
+    return;
+  }
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     modules_.push_back(add(spec, i));
     is_branch_.push_back(spec.layers[i].branch);
@@ -49,6 +53,21 @@ Net::Net(const Spec& spec) : shape_(row_shape(spec)), is_tokens_(spec.input == "
     register_module("head", head);
     head_ = [head](const at::Tensor& h) mutable { return head->forward(h); };
   }
+}
+
+/// The layers of the exported model, under their own names.
+void Net::use_exported(const Spec& spec) {
+  exported_ = ExportedModel::load(spec.exported).value().ptr();
+  modules_.resize(spec.layers.size());
+  for (const auto& child : exported_->named_children()) {
+    register_module(child.key(), child.value());
+    if (child.key() != "head") modules_[std::stoul(child.key().substr(1))] = child.value();
+  }
+}
+
+void Net::train(bool on) {
+  Module::train(on);
+  if (exported_) exported_->train(on);
 }
 
 std::shared_ptr<torch::nn::Module> Net::add(const Spec& spec, size_t i) {

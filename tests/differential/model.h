@@ -13,6 +13,7 @@
 #include "trainkit/data/dataset.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/data/sampler.h"
+#include "trainkit/nn/exported_model.h"
 #include "trainkit/train/loss.h"
 #include "trainkit/train/player.h"
 
@@ -33,15 +34,19 @@ class Net : public torch::nn::Module {
  public:
   explicit Net(const Spec& spec);
   /// Scores (N, outputs) of x; `m` (N) selects the rows of branches.
-  at::Tensor forward(const at::Tensor& x, const at::Tensor& m) { return head(features(x, m)); }
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& m) {
+    return exported_ ? exported_->forward({x, m}) : head(features(x, m));
+  }
   /// Input (N, width) of the head, and its scores.
   at::Tensor features(const at::Tensor& x, const at::Tensor& m);
   at::Tensor head(const at::Tensor& features) { return head_(features); }
+  void train(bool on = true) override;
   /// Module of layer i, which may be shared; null without one.
   const std::shared_ptr<torch::nn::Module>& layer(size_t i) const { return modules_[i]; }
 
  private:
   std::shared_ptr<torch::nn::Module> add(const Spec& spec, size_t i);
+  void use_exported(const Spec& spec);
 
   using Call = std::function<at::Tensor(const at::Tensor&)>;
   std::vector<Call> calls_;
@@ -50,6 +55,7 @@ class Net : public torch::nn::Module {
   std::vector<int64_t> shape_;  // of a row, while the layers are made
   std::function<at::Tensor(const at::Tensor&)> head_;
   bool is_tokens_;
+  std::shared_ptr<ExportedModelImpl> exported_;  // instead of all of these
 };
 
 /// The model of a program with its first weights and modes.

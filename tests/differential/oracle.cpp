@@ -126,6 +126,11 @@ Record Oracle::run(const Spec& spec, int64_t order) const {
   return receive(from_);
 }
 
+Record Oracle::export_model(const Spec& spec, const std::string& path) const {
+  send(to_, {{"spec", full_json(spec)}, {"export", path}}, inputs_of(spec));
+  return receive(from_);
+}
+
 Record Oracle::run_exact(const Spec& spec) const {
   Record tensors = inputs_of(spec);
   for (auto& [name, tensor] : tensors) {

@@ -23,6 +23,8 @@ class Oracle {
   Record run(const Spec& spec, int64_t order = 0) const;
   /// The same in float64, from the weights and rows of the program's own dtype.
   Record run_exact(const Spec& spec) const;
+  /// Exports the model of `spec` to the file `path`. An exception in Python becomes an entry "error/<text>".
+  Record export_model(const Spec& spec, const std::string& path) const;
   pid_t pid() const { return pid_; }
 
  private:

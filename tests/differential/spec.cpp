@@ -13,7 +13,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(PlayerSpec, optimizer, lr, momen
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(ChangeSpec, after, what, player, group, lr, layer)
 // The macro takes 63 fields at most.
 #define TRAINKIT_SPEC_FIELDS(CALL)                                                                                     \
-  NLOHMANN_JSON_EXPAND(NLOHMANN_JSON_PASTE(CALL, seed, number, oracle, loop, dtype, input, layers, tied_head, rows,    \
+  NLOHMANN_JSON_EXPAND(NLOHMANN_JSON_PASTE(CALL, seed, number, oracle, loop, dtype, input, layers, tied_head, exported, rows,    \
                                            batch_size, drop_last, sampler, dataset, workers, source, steps, epochs,    \
                                            fits, accumulate, optimizer, lr, momentum, nesterov, centered, beta1, eps,  \
                                            weight_decay, groups, thaw_at))                                             \

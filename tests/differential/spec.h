@@ -73,6 +73,7 @@ struct Spec {
   std::string input = "vector";  ///< vector, sequence, image, tokens
   std::vector<LayerSpec> layers;
   bool tied_head = false;  ///< the last layer uses the embedding's weight
+  std::string exported;    ///< not empty: Python exports the model; while the program is checked, the file
 
   int64_t rows = 8;
   int64_t batch_size = 4;

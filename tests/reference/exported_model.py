@@ -2,6 +2,7 @@
 
 usage: exported_model.py FOLDER STEPS NAME...
        exported_model.py refusals FOLDER    prints the errors of models that cannot be exported
+       exported_model.py load FOLDER NAME WEIGHTS    loads trained weights strictly, and writes FOLDER/output.safetensors
 
 For each name: FOLDER/NAME.tkm, and FOLDER/NAME.safetensors with the inputs "x" and targets "y", the losses of the steps
 ("losses", float32), those of an evaluation after them ("evaluation") and the weights after them ("weight:<name>"). The
@@ -15,7 +16,7 @@ import sys
 import warnings
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "packaging/wheel"))
@@ -146,9 +147,20 @@ def refusals(folder):
     trainkit.export_model(Scaled(), (torch.randn(3, 4), 2.0), path)
 
 
+def load(folder, name, path):
+    """Loads weights that C++ has trained, and writes the first output of the model."""
+    weights = load_file(path) if path.endswith(".safetensors") else torch.load(path, weights_only=True)
+    model = make(name)[0].eval()
+    model.load_state_dict(weights, strict=True)
+    save_file({"output": first_output(model(load_file(f"{folder}/{name}.safetensors")["x"])).detach()}, f"{folder}/output.safetensors")
+    print("loaded", *weights)
+
+
 def main():
     if sys.argv[1] == "refusals":
         return refusals(sys.argv[2])
+    if sys.argv[1] == "load":
+        return load(*sys.argv[2:])
     folder, steps, names = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
     for name in names:
         model, inputs, y = make(name)

@@ -277,6 +277,8 @@ def describe(model, args=(), kwargs=None, dynamic_shapes=None):
             kinds = _graph_inputs(program)
             key = "train" if training else "eval"
             graphs[key], programs[key] = writer.graph(program.graph_module, kinds), program
+        if (names := _output_names(programs["eval"])) != _output_names(programs["train"]):
+            graphs["eval"]["names"] = names
     finally:
         model.train(was_training)
     train = programs["train"]
@@ -504,7 +506,8 @@ def _compare(model, file, inputs, tree, training, rows):
         found = file([one for one in inputs if isinstance(one, torch.Tensor)], training)
     except Exception as error:
         raise ExportError(f"the exported graph fails {place}: {str(error).strip().splitlines()[0]}") from error
-    for name, one, other in zip(file.description["outputs"], expected, found):
+    graph = file.description["train" if training else "eval"]
+    for name, one, other in zip(graph.get("names", file.description["outputs"]), expected, found, strict=True):
         _compare_tensors(f"output {name}", one, other, place)
     loss, found_loss = _loss(expected), _loss(found)
     if training and isinstance(loss, torch.Tensor) and loss.requires_grad:
@@ -538,9 +541,10 @@ def export_model(model, example_inputs, path, dynamic_shapes=None, *, checked=Tr
     Raises ExportError with the reason, the line of the model and a remedy where there is one.
     """
     args, kwargs = ((), dict(example_inputs)) if isinstance(example_inputs, dict) else (tuple(example_inputs), {})
-    config = getattr(model, "config", None)
-    if getattr(config, "use_cache", False):
-        config.use_cache = False
+    configs = [m.config for m in model.modules() if getattr(getattr(m, "config", None), "use_cache", False)]
+    if configs:
+        for config in configs:  # the decoder of T5 has its own
+            config.use_cache = False
         print("trainkit.export: config.use_cache is set to False: a cache of earlier tokens is not trained")
     description, tensors, constants = describe(model, args, kwargs, dynamic_shapes)
     if description["fixed"]:

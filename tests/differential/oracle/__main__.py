@@ -11,6 +11,7 @@ import warnings
 import numpy
 import torch
 
+from export import export
 from loops import StepLoop, TrainerLoop
 
 warnings.simplefilter("ignore")
@@ -53,8 +54,11 @@ def main():
     while True:
         header, tensors = read_message()
         try:
-            loop = StepLoop if header["spec"]["loop"] == "step" else TrainerLoop
-            record = loop(header["spec"], tensors, header["order"]).run()
+            if "export" in header:
+                record = export(header["spec"], tensors, header["export"])
+            else:
+                loop = StepLoop if header["spec"]["loop"] == "step" else TrainerLoop
+                record = loop(header["spec"], tensors, header["order"]).run()
         except Exception as error:  # the library may refuse the program too
             record = {f"error/{type(error).__name__}: {error}": 1.0}
         write_message(out, record)

@@ -27,6 +27,7 @@ struct ExportedFile {
   struct Mode {
     std::vector<GraphInput> inputs;
     std::unique_ptr<const ExportedGraph> graph;
+    std::vector<std::string> outputs;
   };
   struct Registered {
     std::string name;
@@ -99,7 +100,8 @@ ExportedFile::Mode mode_of(const Json& json, const ExportedFile& file,
     mode.inputs.push_back({registered ? Kind::kRegistered : Kind::kOther, registered ? *registered : *other});
   }
   mode.graph = std::make_unique<const ExportedGraph>(json, std::ssize(mode.inputs), tables);
-  TORCH_CHECK_VALUE(mode.graph->outputs() == std::ssize(file.outputs), "has outputs without a name");
+  mode.outputs = json.contains("names") ? json["names"].get<std::vector<std::string>>() : file.outputs;
+  TORCH_CHECK_VALUE(mode.graph->outputs() == std::ssize(mode.outputs), "has outputs without a name");
   return mode;
 }
 
@@ -242,8 +244,9 @@ at::Tensor ExportedModelImpl::forward(const std::vector<at::Tensor>& inputs) {
 NamedTensors ExportedModelImpl::outputs(const std::vector<at::Tensor>& inputs) {
   NamedTensors outputs;
   std::vector<c10::IValue> values = run(inputs);
+  const ExportedFile::Mode& mode = is_training() ? file_->train : file_->eval;
   for (size_t i = 0; i < values.size(); ++i) {
-    if (values[i].isTensor()) outputs.emplace_back(file_->outputs[i], std::move(values[i]).toTensor());
+    if (values[i].isTensor()) outputs.emplace_back(mode.outputs[i], std::move(values[i]).toTensor());
   }
   return outputs;
 }
