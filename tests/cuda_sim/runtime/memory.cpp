@@ -99,6 +99,7 @@ struct Space {
         gap = before;
       }
     }
+    if (computes() && taken < kHugePage) return had;  // filled again when it is allocated
     // Whole pages go back to the system, those that the block shared with free neighbours too.
     const uintptr_t begin = std::max(rounded(gap->first, kPage), at / kPage * kPage);
     const uintptr_t end = std::min(gap->first + gap->second, rounded(at + taken, kPage)) / kPage * kPage;
