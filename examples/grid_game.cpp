@@ -8,7 +8,6 @@
 #include <bit>
 #include <cstdio>
 #include <filesystem>
-#include <numbers>
 #include <string>
 
 #include "trainkit/rl/distributions.h"
@@ -183,8 +182,8 @@ int main(int argc, char** argv) {
       TRAINKIT_ASSIGN_OR_RETURN(const PoolStep step, pool->step(action));
       rows.add_outcome(step);
     }
-    const Batch& next = pool->observation();
-    return rows.finish(next.tensors(), [&](const Batch& batch) { return agent->forward(batch).second; });
+    const auto value = [&](const Batch& batch) { return agent->forward(batch).second; };
+    return rows.finish(pool->observation().tensors(), value);
   });
 
   const int64_t steps = rollouts * rollout->epoch_length().value();
