@@ -74,7 +74,7 @@ class RunTest(unittest.TestCase):
             for peer in ("gpu_training", "python"):
                 (root / f"bench/peers/{peer}.py").write_text(
                     'import os, sys\nprint(\'{"name": "step", "value": 12, "unit": "us"}\')\n'
-                    'print("step_compiled: failed", file=sys.stderr)\n'
+                    'print("step_compiled: failed\\nleft out: another: not installed", file=sys.stderr)\n'
                     f'open("{root}/seen", "a").write(f"{peer} sees {{os.environ[\'CUDA_VISIBLE_DEVICES\']}}\\n")\n')
             for flags, seen in ((["--gpu"], "bench_gpu sees 0\ngpu_training sees 0\n"), ([], "bench_nn sees \npython sees \n")):
                 (root / "seen").unlink(missing_ok=True)
@@ -84,6 +84,7 @@ class RunTest(unittest.TestCase):
                 self.assertIn("on a GPU" if flags else "on the CPU", done.stdout)
                 self.assertNotIn("not measured", done.stdout)
                 self.assertEqual("step_compiled: failed" in done.stderr, bool(flags))
+                self.assertEqual("left out: another" in done.stderr, not flags)
 
     def test_a_ratio_is_formed_within_each_repetition(self):
         results = {"s:ours": self.measured(times=[1e-6, 2e-6]), "p:peer": self.measured(times=[3e-6, 4e-6])}
@@ -93,6 +94,14 @@ class RunTest(unittest.TestCase):
     def test_twice_the_rate_is_a_ratio_of_two(self):
         results = {"s:ours": self.measured(rates=[200.0]), "p:peer": self.measured(rates=[100.0])}
         self.assertEqual(run.evaluate({"ours": "s:ours", "peer": "p:peer"}, results), [2.0])
+
+    def test_a_counter_is_compared_with_what_the_peer_reports_in_its_name(self):
+        results = {"s:ours": self.measured(rates=[7.0]), "p:peer": self.measured(rates=[100.0])}
+        results["s:ours"].counters["steps"] = {0: 30.0}
+        row = {"ours": "s:ours", "counter": "steps", "peer": "p:peer", "at_most": 1.2}
+        self.assertEqual(run.evaluate(row, results), [0.3])
+        results["p:peer"].counters["steps"] = {0: 60.0}
+        self.assertEqual(run.evaluate(row, results), [0.5])
 
     def test_a_difference_has_the_unit_asked_for(self):
         results = {"s:ours": self.measured(times=[5e-6]), "s:hand": self.measured(times=[4e-6])}
