@@ -1,7 +1,8 @@
 """Exports small models of torchvision, timm and transformers, and trains them in PyTorch.
 
     architectures.py FOLDER NAME...    writes FOLDER/NAME.tkm and, for the C++ side, FOLDER/NAME.safetensors
-    architectures.py names short|full  prints the names of the models, those of `./dev test` or all, some per line
+    architectures.py names short|full  prints the names of the models, those of `./dev test` or all, some per line;
+                                       TRAINKIT_ARCHITECTURES="NAME NAME" chooses others
     architectures.py table             prints the table of docs/how-to/pytorch-models.md
 
 The second file has the inputs ("input:<name>"), the losses of 3 steps ("losses"), the weights after them
@@ -349,7 +350,8 @@ def main():
     if sys.argv[1] == "table":
         return print(table())
     if sys.argv[1] == "names":
-        names = [name for _, name, is_short, _ in entries() if is_short or sys.argv[2] == "full"]
+        wanted = os.environ.get("TRAINKIT_ARCHITECTURES", "").split()
+        names = wanted or [name for _, name, is_short, _ in entries() if is_short or sys.argv[2] == "full"]
         return print("\n".join(" ".join(names[at:at + 6]) for at in range(0, len(names), 6)))
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)

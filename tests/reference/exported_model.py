@@ -25,6 +25,7 @@ import trainkit  # noqa: E402
 warnings.filterwarnings("ignore")
 logging.disable(logging.WARNING)
 torch.set_num_threads(1)
+torch.backends.mha.set_fastpath_enabled(False)  # of an evaluation without gradients: another rounding, and not in a graph
 
 
 class ConvNet(nn.Module):
