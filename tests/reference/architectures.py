@@ -1,7 +1,8 @@
 """Exports small models of torchvision, timm and transformers, and trains them in PyTorch.
 
     architectures.py FOLDER NAME...    writes FOLDER/NAME.tkm and, for the C++ side, FOLDER/NAME.safetensors
-    architectures.py names short|full  prints the names of the models, those of `./dev test` or all, some per line
+    architectures.py names short|full  prints the names of the models, those of `./dev test` or all, some per line;
+                                       TRAINKIT_ARCHITECTURES="NAME NAME" chooses others
     architectures.py table             prints the table of docs/how-to/pytorch-models.md
 
 The second file has the inputs ("input:<name>"), the losses of 3 steps ("losses"), the weights after them
@@ -233,7 +234,7 @@ ARCHITECTURES = [
         "convnextv2_atto": timm("convnextv2_atto", drop_path_rate=0.1),
         "mobilevitv2_050": timm("mobilevitv2_050"),
         "deit_tiny_patch16_224": timm("deit_tiny_patch16_224", img_size=64, drop_rate=0.1, depth=4),
-        "mixer_s16_224": timm("mixer_s16_224", img_size=64, num_blocks=3),
+        "mixer_s16_224": timm("mixer_s16_224", img_size=64),
         "coat_lite_tiny": timm("coat_lite_tiny", 224),
         "eva02_tiny_patch14_224": timm("eva02_tiny_patch14_224", 56, img_size=56, depth=4),
         "levit_128s": timm("levit_128s", 224),
@@ -255,7 +256,8 @@ ARCHITECTURES = [
         "phi": text("PhiForCausalLM", "PhiConfig"),
         "opt": text("OPTForCausalLM", "OPTConfig", ffn_dim=64, word_embed_proj_dim=32),
         "gpt_neox": text("GPTNeoXForCausalLM", "GPTNeoXConfig"),
-        "mixtral": text("MixtralForCausalLM", "MixtralConfig", num_key_value_heads=2, num_local_experts=4),
+        "mixtral": text("MixtralForCausalLM", "MixtralConfig", num_key_value_heads=2, num_local_experts=4,
+                        experts_implementation="batched_mm"),
         "mamba": transformer("MambaForCausalLM", "MambaConfig", hidden_size=32, num_hidden_layers=2, vocab_size=100, state_size=8),
         "t5*": transformer("T5ForConditionalGeneration", "T5Config", encoder_decoder, d_model=32, d_kv=8, d_ff=64, num_layers=2,
                            num_heads=4, vocab_size=100, decoder_start_token_id=0),
@@ -349,7 +351,8 @@ def main():
     if sys.argv[1] == "table":
         return print(table())
     if sys.argv[1] == "names":
-        names = [name for _, name, is_short, _ in entries() if is_short or sys.argv[2] == "full"]
+        wanted = os.environ.get("TRAINKIT_ARCHITECTURES", "").split()
+        names = wanted or [name for _, name, is_short, _ in entries() if is_short or sys.argv[2] == "full"]
         return print("\n".join(" ".join(names[at:at + 6]) for at in range(0, len(names), 6)))
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)

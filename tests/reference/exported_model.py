@@ -25,6 +25,7 @@ import trainkit  # noqa: E402
 warnings.filterwarnings("ignore")
 logging.disable(logging.WARNING)
 torch.set_num_threads(1)
+torch.backends.mha.set_fastpath_enabled(False)  # of an evaluation without gradients: another rounding, and not in a graph
 
 
 class ConvNet(nn.Module):
@@ -135,7 +136,23 @@ class Forgets(nn.Module):
         return self.fc(x) * random.random()
 
 
+@torch.library.custom_op("mine::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@twice.register_fake
+def _(x):
+    return x * 2
+
+
+class Foreign(nn.Module):
+    def forward(self, x):
+        return twice(x)
+
+
 def refusals(folder):
+    trainkit.export_model(Foreign(), (torch.randn(3, 4),), folder + "/foreign.tkm")
     path = folder + "/refused.tkm"
     for name, model, inputs in [("decides", Decides(), (torch.randn(3, 4),)), ("forgets", Forgets(), (torch.randn(3, 4),))]:
         try:

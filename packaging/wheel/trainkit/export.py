@@ -549,6 +549,11 @@ def export_model(model, example_inputs, path, dynamic_shapes=None, *, checked=Tr
     description, tensors, constants = describe(model, args, kwargs, dynamic_shapes)
     if description["fixed"]:
         print(f"trainkit.export: fixed as in the example: {', '.join(description['fixed'])}")
+    foreign = [entry["name"] for entry in description["operators"] if not entry["name"].startswith("aten::")]
+    if foreign:
+        print(f"trainkit.export: {', '.join(foreign)} is no operator of PyTorch: the C++ program must have it, and name it in "
+              "ExportedModelOptions::operators. Models of transformers with experts need none with "
+              "experts_implementation=\"batched_mm\" in their configuration")
     dropouts = sorted({m.p for m in model.modules() if isinstance(m, torch.nn.modules.dropout._DropoutNd) and m.p > 0})
     if dropouts:
         print(f"trainkit.export: dropout is fixed: p = {', '.join(map(str, dropouts))}")

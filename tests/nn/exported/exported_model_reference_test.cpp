@@ -88,6 +88,8 @@ TEST_CASE("A model that has no graph is refused with its line, and leaves no fil
   CHECK_THAT(printed, Contains("forgets refused: output output of the exported graph differs") &&
                           Contains("forgets left no file"));
   CHECK_THAT(printed, Contains("fixed as in the example: scale"));
+  CHECK_THAT(printed, Contains("mine::twice is no operator of PyTorch"));
+  CHECK_THAT(std::string(ExportedModel::load(dir / "foreign.tkm").status().message()), Contains("mine::twice"));
   ExportedModel scaled = ExportedModel::load(dir / "refused.tkm").value();
   CHECK(scaled->inputs().size() == 1);
   CHECK(scaled->forward(at::ones({2, 4})).size(0) == 2);

@@ -62,6 +62,26 @@ TEST_CASE("An exported model computes what its graph says, in both modes", "[nn]
   }
 }
 
+TEST_CASE("A graph can name its outputs", "[nn][exported]") {
+  const TempDir dir;
+  Json description = handmade_description();
+  description["outputs"] = {"logits", "auxiliary"};
+  description["train"]["outputs"] = {value(8), value(6)};
+  description["eval"]["names"] = {"logits"};
+  REQUIRE(write_exported(dir / "model.tkm", description).ok());
+  ExportedModel model = ExportedModel::load(dir / "model.tkm").value();
+  const auto names = [&] {
+    std::vector<std::string> all;
+    for (const auto& [name, tensor] : model->outputs(NamedTensors{{"x", at::ones({2, 8})}})) all.push_back(name);
+    return all;
+  };
+  CHECK(names() == std::vector<std::string>{"logits", "auxiliary"});
+  model->eval();
+  CHECK(names() == std::vector<std::string>{"logits"});
+  CHECK_THAT(problem_of([](Json& d) { d["eval"]["names"] = Json::array(); }), Contains("without a name"));
+  CHECK_THAT(problem_of([](Json& d) { d["eval"]["names"] = 3; }), Contains("damaged"));
+}
+
 TEST_CASE("A copy has its own weights, flags and mode", "[nn][exported]") {
   const TempDir dir;
   ExportedModel model = handmade(dir);
