@@ -5,6 +5,7 @@
 #include "compare.h"
 #include "distributed/rank_threads.h"
 #include "exported.h"
+#include "made.h"
 #include "oracle.h"
 #include "run.h"
 #include "temp_dir.h"
@@ -47,9 +48,13 @@ std::vector<std::string> compare_ranks(const Spec& spec) {
   const Sharding sharding = spec.sharding == "optimizer"   ? Sharding::kOptimizer
                             : spec.sharding == "gradients" ? Sharding::kGradients
                                                            : Sharding::kNone;
-  Record one = run_program(spec);
-  std::erase_if(one, [](const auto& entry) { return entry.first.ends_with("/step_loss"); });  // a rank has its own
-  const std::vector<Record> ranks = run_on_ranks(spec, spec.parts, sharding);
+  Record one = run_program(spec, {.joins = has_buffer(spec) ? spec.parts : 1});
+  std::vector<Record> ranks = run_on_ranks(spec, spec.parts, sharding);
+  const auto is_own = [](const auto& entry) {  // a rank has its own
+    return entry.first.ends_with("/step_loss") || entry.first.find("/episode") != std::string::npos;
+  };
+  std::erase_if(one, is_own);
+  for (Record& record : ranks) std::erase_if(record, is_own);
   const bool divided = sharding != Sharding::kNone;
   std::vector<std::string> lines = compare(ranks[0], one, {.relative = floor_of(spec), .only_common = divided});
   for (size_t rank = 1; rank < ranks.size() && lines.empty(); ++rank) {
@@ -87,11 +92,12 @@ std::vector<std::string> compare_without_events(const Spec& spec) {
   return compare(watched, run_program(without), {.relative = 0});
 }
 
-/// A session whose batches come from a queue or from the caller against one of a Prefetcher.
+/// A session whose batches come from a queue or from the caller against one of a Prefetcher, and one of a buffer
+/// against the same batches from the caller.
 std::vector<std::string> compare_sources(const Spec& spec) {
-  Spec loader = spec;
-  loader.source = "";
-  Record ours = run_program(spec), theirs = run_program(loader);
+  Spec other = spec;
+  other.source = has_buffer(spec) ? "drawn" : "";
+  Record ours = run_program(spec), theirs = run_program(other);
   for (Record* record : {&ours, &theirs}) {  // other sources have no epochs
     std::erase_if(
         *record, [](const auto& entry) { return entry.first.ends_with("/epoch") || entry.first.ends_with("/epochs"); });

@@ -4,6 +4,8 @@
 
 #include <map>
 
+#include "made.h"
+
 namespace trainkit::differential {
 
 std::set<std::string> features(const Spec& spec) {
@@ -35,7 +37,15 @@ std::set<std::string> features(const Spec& spec) {
   if (spec.accumulate > 1) all.insert("accumulation");
   if (spec.fits > 1) all.insert("several fits");
   if (!spec.bad_rows.empty()) all.insert("nonfinite rows");
-  if (spec.rows % spec.batch_size != 0) all.insert("incomplete batch");
+  if (has_buffer(spec)) {
+    const nlohmann::json buffer = json.value("buffer", nlohmann::json::object());
+    for (const auto& [name, value] : buffer.items()) {
+      if (value.is_boolean()) all.insert("buffer " + name);
+    }
+  } else if (spec.rows % spec.batch_size != 0) {
+    all.insert("incomplete batch");
+  }
+  if (spec.source == "replay" && spec.buffer.capacity < 3 * spec.batch_size) all.insert("small replay buffer");
   for (const LayerSpec& layer : spec.layers) {
     all.insert("layer " + layer.kind);
     if (layer.eval) all.insert("layer in eval");

@@ -33,13 +33,7 @@ bool keeps_layers_before(const Spec& spec, int64_t player) {
 
 /// The features that players share have one graph, which the weights of the layers belong to.
 void draw_shared(Dice& dice, Spec& spec) {
-  // On replicas and ranks a backward does not know the SyncBatchNorm layers of another forward, which a branch may
-  // skip.
-  const auto has = [&](const auto& is) { return std::any_of(spec.layers.begin(), spec.layers.end(), is); };
-  const bool may_wait = has([](const LayerSpec& layer) { return layer.branch; }) &&
-                        has([](const LayerSpec& layer) { return layer.kind == "sync_batch_norm"; });
-  const bool divides = spec.oracle == "replicas" || spec.oracle == "ranks" || spec.on_replicas;
-  const bool may_keep_graph = spec.accumulate == 1 && spec.oracle != "accumulation" && !(divides && may_wait);
+  const bool may_keep_graph = spec.accumulate == 1 && spec.oracle != "accumulation";
   const auto draw_use = [&](int64_t player) -> std::string {
     std::vector<std::string> uses{""};
     if (spec.head_player == player) uses.emplace_back("detached");
@@ -133,7 +127,54 @@ void draw_thaw(Dice& dice, Spec& spec) {
   }
 }
 
+/// Of a rank; the batch of a program has rows of all ranks.
+BufferSpec draw_buffer(Dice& dice, Spec& spec, int64_t batch_size) {
+  BufferSpec buffer;
+  if (spec.source == "replay") {
+    buffer.min_size = dice.between(1, 6);
+    buffer.capacity = buffer.min_size + dice.between(0, 12);
+    buffer.samples_per_insert = dice.one_of({0.25, 1.0, 1.5, 4.0, 16.0});
+    buffer.append = dice.between(1, 5);
+    buffer.in_place = dice.chance(60);
+    buffer.gives_up = dice.chance(30);
+    buffer.thread = dice.chance(40);
+    return buffer;
+  }
+  const int64_t batches = dice.between(1, 3);
+  const bool is_wide = dice.chance(50);
+  buffer.horizon = is_wide ? batches : batch_size;
+  buffer.simulators = is_wide ? batch_size : batches;
+  buffer.passes = dice.between(1, 3);
+  buffer.discount = dice.one_of({1.0, 0.5});
+  buffer.lambda = dice.one_of({1.0, 0.5, 0.0});
+  buffer.normalize = dice.chance(50);
+  buffer.fills = spec.loop == "session" && dice.chance(40);
+  return buffer;
+}
+
+/// Programs that make their own data.
+void draw_made_source(Dice& dice, Spec& spec) {
+  // Rounding may decide what a policy does.
+  const bool has_rollout = spec.oracle != "sources" && (spec.oracle != "torch" || spec.dtype == "float64");
+  const bool has_replay = spec.loop == "session";
+  const bool may = spec.loop != "step" && spec.oracle != "workers" && (has_rollout || has_replay);
+  if (!may || !dice.chance(35)) return;
+  spec.source = !has_rollout || (has_replay && dice.chance(50)) ? "replay" : "rollout";
+  const bool divides = spec.oracle == "ranks" || spec.oracle == "shards";
+  spec.buffer = draw_buffer(dice, spec, divides ? spec.batch_size / spec.parts : spec.batch_size);
+  spec.fits = 1;
+  spec.workers = 0;
+  spec.drop_last = false;
+  spec.sampler = "sequential";
+  spec.dataset = "plain";
+  if (spec.source == "rollout" && (spec.steps > 0 || spec.epochs > 0)) return;
+  spec.epochs = 0;
+  spec.steps = std::max<int64_t>(2, spec.steps);
+}
+
 void draw_source(Dice& dice, Spec& spec) {
+  draw_made_source(dice, spec);
+  if (!spec.source.empty()) return;
   const bool may = spec.oracle == "resume" || spec.oracle == "ranks" || spec.oracle == "replicas";
   if (spec.loop != "session" || !(spec.oracle == "sources" || (may && dice.chance(50)))) return;
   spec.source = dice.one({"queue", "batches"});

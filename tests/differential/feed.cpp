@@ -1,11 +1,17 @@
 #include "feed.h"
 
+#include "made.h"
 #include "model.h"
 #include "trainkit/core/state_dict.h"
 
 namespace trainkit::differential {
 
 Feed::Feed(const Spec& spec, int64_t batch_size, int64_t rank, int64_t ranks) {
+  if (spec.source == "drawn") {
+    // One more than the run takes, with which it learns that it has ended.
+    for (int64_t k = 0; k <= spec.steps * spec.accumulate; ++k) batches_.push_back(replay_batch(spec, k));
+    return;
+  }
   const auto loader = make_loader(spec, batch_size, rank, ranks);
   const auto fields = std::make_shared<const std::vector<FieldSpec>>(loader->fields());
   constexpr int64_t kMore = 3;  // batches that the run does not take

@@ -19,8 +19,7 @@
 namespace trainkit::differential {
 namespace {
 
-constexpr int kSeconds = 20;       // after which a program hangs
-constexpr int kFirstSeconds = 60;  // the first one waits for Python to import torch, and an export for its tracer
+constexpr int kStartSeconds = 40;  // more: the first program waits for Python to import torch, an export for its tracer
 
 /// Reads a line; false at the end of the file or after `seconds`.
 bool read_line(int descriptor, int seconds, std::string& line) {
@@ -41,10 +40,10 @@ bool write_line(int descriptor, const std::string& line) {
 }
 
 /// Runs a program in a child until it kills itself.
-void leave_killed_run(const Spec& spec, const std::string& folder) {
+void leave_killed_run(const Spec& spec, const std::string& folder, int seconds) {
   const pid_t child = ::fork();
   if (child == 0) {
-    ::alarm(kSeconds);
+    ::alarm(static_cast<unsigned>(seconds));
     at::set_num_threads(1);
     run_until_killed(spec, folder);
     ::_exit(0);
@@ -54,7 +53,9 @@ void leave_killed_run(const Spec& spec, const std::string& folder) {
 
 }  // namespace
 
-Lane::Lane(std::string python) : python_(std::move(python)) { ::signal(SIGPIPE, SIG_IGN); }
+Lane::Lane(std::string python, int seconds) : python_(std::move(python)), seconds_(seconds) {
+  ::signal(SIGPIPE, SIG_IGN);
+}
 
 Lane::~Lane() { stop(); }
 
@@ -104,11 +105,11 @@ void Lane::work(int requests, int answers) {
 
 std::vector<std::string> Lane::check(const Spec& spec) {
   const bool first = worker_ < 0;
-  const int seconds = first || !spec.exported.empty() ? kFirstSeconds : kSeconds;
+  const int seconds = seconds_ + (first || !spec.exported.empty() ? kStartSeconds : 0);
   if (first) start();
   std::optional<test::TempDir> killed;
   if (spec.oracle == "resume" && spec.loop != "step" && spec.kill) {
-    leave_killed_run(spec, killed.emplace().path().string());
+    leave_killed_run(spec, killed.emplace().path().string(), seconds_);
   }
   const std::string folder = killed ? killed->path().string() : "";
   std::string answer;

@@ -17,8 +17,8 @@ class Oracle;
 /// A worker process that checks programs, and its Python. Uses no thread of LibTorch itself, so that it can fork.
 class Lane {
  public:
-  /// An empty `python` checks no program of the oracle "torch".
-  explicit Lane(std::string python);
+  /// An empty `python` checks no program of the oracle "torch". A program that takes `seconds` hangs.
+  Lane(std::string python, int seconds);
   ~Lane();
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
@@ -32,6 +32,7 @@ class Lane {
   [[noreturn]] void work(int requests, int answers);
 
   std::string python_;
+  const int seconds_;
   std::unique_ptr<Oracle> oracle_;
   pid_t worker_ = -1;
   int to_ = -1, from_ = -1;

@@ -15,6 +15,12 @@ at::Tensor row_losses(const Spec& spec, const at::Tensor& scores, const at::Tens
   return (scores - y.to(scores.scalar_type())).square().mean(1);
 }
 
+/// Losses (N) of rows of a rollout.
+at::Tensor policy_losses(const at::Tensor& scores, const Batch& rows) {
+  const auto field = [&](const char* name) { return rows[name].to(scores.scalar_type()); };
+  return 0.1 * (scores.select(1, 0) * field("advantage") + (scores.select(1, 1) - field("return")).square());
+}
+
 /// Absolute errors (N) of rows; of classes: 1 - the score's probability.
 at::Tensor row_errors(const Spec& spec, const at::Tensor& scores, const at::Tensor& y) {
   if (spec.loss != "cross_entropy") return (scores - y).abs().mean(1);
@@ -42,6 +48,7 @@ struct ProgramLoss {
                               : spec.shared == "detached" ? net.head(features->second.detach())
                                                           : net.head(features->second);
     at::Tensor losses = row_losses(spec, scores, y);
+    if (trains && batch.contains("advantage")) losses = losses + policy_losses(scores, batch);
     if (has_penalty) {
       const at::Tensor slope =
           torch::autograd::grad({losses.sum()}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];

@@ -29,6 +29,7 @@ Runs COUNT random training programs (default 200), and compares each with PyTorc
   --spec JSON     checks one program instead
   --file FILE     checks the programs of a file instead, one in each line
   --show          prints the programs and runs none
+  --limit SEC     time after which a program hangs (default 20); more on a busy machine
   --no-shrink     prints failing programs as they were drawn
   --coverage      counts what COUNT programs contain and runs none
   --summary FILE  adds a line of JSON with the counts to FILE
@@ -39,6 +40,7 @@ Exit code: 0 without a difference, 1 with one, 2 for wrong arguments.
 struct Options {
   uint64_t seed = 1;
   int64_t first = 0, count = 200, jobs = sysconf(_SC_NPROCESSORS_ONLN);
+  int limit = 20;
   bool shows = false, shrinks = true, covers = false;
   std::string spec, file, summary;
 };
@@ -64,6 +66,8 @@ Options parse(int argc, char** argv) {
       options.file = value();
     else if (name == "--summary")
       options.summary = value();
+    else if (name == "--limit")
+      options.limit = std::stoi(value());
     else if (name == "--show")
       options.shows = true;
     else if (name == "--no-shrink")
@@ -108,7 +112,7 @@ void report(const Spec& spec, const std::vector<std::string>& lines, const Spec&
 
 Counts run_lane(const Options& options, const std::vector<Spec>& programs, int64_t lane_number) {
   const char* python = std::getenv("TRAINKIT_PYTHON");
-  Lane lane(python ? python : "");
+  Lane lane(python ? python : "", options.limit);
   Counts counts;
   for (size_t i = static_cast<size_t>(lane_number); i < programs.size(); i += static_cast<size_t>(options.jobs)) {
     const Spec& spec = programs[i];

@@ -7,6 +7,7 @@
 
 #include <stdexcept>
 
+#include "made.h"
 #include "model.h"
 
 namespace trainkit::differential {
@@ -71,6 +72,7 @@ Record receive(int descriptor) {
 
 /// The order of the rows, epoch by epoch, of as many epochs as a program may read.
 at::Tensor orders(const Spec& spec) {
+  if (has_buffer(spec)) return made_order(spec);
   const auto sampler = make_sampler(spec);
   const int64_t batches =
       std::max<int64_t>(1, spec.drop_last ? sampler->size() / spec.batch_size

@@ -23,6 +23,7 @@ struct Setup {
   bool share_weights = true;
   std::shared_ptr<ProcessGroup> group = nullptr;  ///< of the ranks; a rank's batch is its part of Spec::batch_size
   Sharding sharding = Sharding::kNone;
+  int64_t joins = 1;          ///< ranks whose buffers give the batches of this run, which has one
   int64_t micro_batches = 1;  ///< batches of the loader per Spec::batch_size rows
   int64_t split_from = 0;     ///< step from which batches are split in two; 0: never
   int64_t fail_at = 0;        ///< step whose first call of the loss function runs out of memory once; 0: none

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "feed.h"
+#include "made.h"
 #include "model.h"
 #include "run.h"
 #include "temp_dir.h"
@@ -26,7 +27,10 @@ class RecordLogger final : public Logger {
     for (const auto& [name, value] : logged.values) {
       const std::string what = name.substr(name.rfind('.') + 1);  // "p1.loss" is of a player
       const bool is_rate = name.find(".lr.") != std::string::npos;
-      if (what == "loss" || what == "grad_norm" || what == "metric" || is_rate) put(record_, place + name, value);
+      const bool is_of_episodes = what.starts_with("episode");
+      if (what == "loss" || what == "grad_norm" || what == "metric" || is_rate || is_of_episodes) {
+        put(record_, place + name, value);
+      }
     }
     put(record_, place + "epoch", logged.epoch);
     if (logged.split == "train" && !logged.lr.empty()) put(record_, place + "lr", logged.lr.front());
@@ -76,13 +80,17 @@ class Training {
   Training(const Spec& spec, const Setup& setup)
       : spec_(spec),
         setup_(setup),
-        ranks_(setup.group ? setup.group->world_size() : 1),
-        rank_(setup.group ? setup.group->rank() : 0),
         devices_(make_devices(spec, setup)),
-        loader_(make_loader(spec, spec.batch_size / ranks_ / setup.micro_batches, rank_, ranks_)),
-        validation_(make_validation(spec, rank_, ranks_)),
+        loader_(make_loader(spec, spec.batch_size / ranks() / setup.micro_batches, rank(), ranks())),
+        validation_(make_validation(spec, rank(), ranks())),
         logger_(record_),
-        events_(record_, optimizers_, ranks_ == 1) {}
+        events_(record_, optimizers_, ranks() == 1) {
+    if (!has_buffer(spec)) return;
+    const bool joins = setup.joins > 1;
+    made_ = std::make_unique<MadeSource>(
+        spec, [this] { return devices_->module()->named_parameters()["head.weight"]; }, rank(),
+        joins ? setup.joins : ranks(), joins);
+  }
 
   Record operator()() {
     Trainer trainer = make_trainer();
@@ -90,12 +98,16 @@ class Training {
       if (!fit_once(trainer, "fit" + std::to_string(fit + 1) + "/")) break;
     }
     put_state(record_, "end/", *devices_, optimizers_);
+    for (const std::string& fault : made_ ? made_->faults() : std::vector<std::string>())
+      put(record_, "fault/" + fault, 1);
     for (size_t i = 0; i < kept_.size(); ++i) put(record_, "kept/" + std::to_string(i), kept_[i]);
     if (setup_.resumes && logger_.rewound >= 0) put(record_, "resumed", static_cast<double>(logger_.rewound));
     return std::move(record_);
   }
 
  private:
+  int64_t ranks() const { return setup_.group ? setup_.group->world_size() : 1; }
+  int64_t rank() const { return setup_.group ? setup_.group->rank() : 0; }
   bool has_players() const { return !spec_.players.empty(); }
 
   Trainer make_trainer() {
@@ -135,7 +147,7 @@ class Training {
   void on_call(torch::nn::Module& model, const Batch& batch) {
     const std::string place = "call" + std::to_string(calls_++) + "/";
     if (spec_.oracle == "torch") {
-      if (spec_.source.empty()) put(record_, place + "rows", at::tensor(batch.row_indices(), at::kLong));
+      if (spec_.source.empty() || made_) put(record_, place + "rows", at::tensor(batch.row_indices(), at::kLong));
       for (const auto& parameter : model.named_parameters()) {
         if (!spec_.tied_head || parameter.key() != "head.weight") {
           put(record_, place + "param/" + parameter.key(), parameter.value());
@@ -152,7 +164,8 @@ class Training {
   }
 
   absl::StatusOr<TrainerResult> run_fit(Trainer& trainer, const FitOptions& fit) {
-    return has_players() ? trainer.fit(*loader_, fit) : trainer.fit(*loader_, loss(), fit);
+    BatchSource& source = made_ ? static_cast<BatchSource&>(*made_) : *loader_;
+    return has_players() ? trainer.fit(source, fit) : trainer.fit(source, loss(), fit);
   }
 
   absl::StatusOr<Session> begin(Trainer& trainer, BatchSource* source, const FitOptions& fit) {
@@ -163,19 +176,25 @@ class Training {
   /// The loop of a session, with the changes of the program between its steps.
   absl::StatusOr<TrainerResult> run_session(Trainer& trainer, const FitOptions& fit) {
     std::optional<Feed> feed;
-    if (!spec_.source.empty()) feed.emplace(spec_, spec_.batch_size / ranks_ / setup_.micro_batches, rank_, ranks_);
+    if (!spec_.source.empty() && !made_) {
+      feed.emplace(spec_, spec_.batch_size / ranks() / setup_.micro_batches, rank(), ranks());
+    }
     BatchSource* source = loader_.get();
     if (feed) source = feed->queue();
+    if (made_) source = made_.get();
     absl::StatusOr<Session> session = begin(trainer, source, fit);
     if (!session.ok()) return session.status();
     if (feed) feed->start();
+    if (made_) made_->start();
     int64_t done = -1, next = session->progress().step * spec_.accumulate;
     for (bool goes_on = true; goes_on;) {
       const Progress progress = session->progress();
       if (!progress.has_ended && std::exchange(done, progress.step) != progress.step) {
         if (const absl::Status changed = change(*session); !changed.ok()) return changed;
       }
-      const auto stepped = spec_.source == "batches" ? session->step(feed->batch(next++)) : session->step();
+      if (made_ && !progress.has_ended) made_->prepare(spec_.accumulate);
+      const bool passes = feed && !feed->queue();
+      const auto stepped = passes ? session->step(feed->batch(next++)) : session->step();
       if (!stepped.ok()) return stepped.status();
       goes_on = *stepped;
     }
@@ -202,6 +221,7 @@ class Training {
   bool fit_once(Trainer& trainer, const std::string& place) {
     std::unique_ptr<BestModel> best;
     FitOptions fit{.validation = validation_.get(), .logger = &logger_};
+    if (made_) fit.state = made_->states();
     if (spec_.best) {
       best = std::make_unique<BestModel>(
           BestModel::open(setup_.folder.empty() ? own_folder_.emplace().path().string() : setup_.folder,
@@ -234,10 +254,10 @@ class Training {
 
   const Spec& spec_;
   const Setup& setup_;
-  const int64_t ranks_, rank_;
   Record record_;
   std::unique_ptr<DeviceReplicator> devices_;
   std::unique_ptr<Prefetcher> loader_, validation_;
+  std::unique_ptr<MadeSource> made_;  // instead of the loader
   RecordLogger logger_;
   Optimizers optimizers_;  // by player
   RecordEvents events_;

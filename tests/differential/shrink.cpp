@@ -60,6 +60,13 @@ std::vector<nlohmann::json> smaller(const nlohmann::json& json) {
   const nlohmann::json defaults = full_json(Spec());
   for (const auto& [name, value] : json.items()) {
     if (name == "seed" || name == "number" || name == "oracle" || name == "loop" || is_list(name)) continue;
+    if (name == "buffer") {
+      for (const auto& [field, own] : value.items()) {
+        all.push_back(json);
+        all.back()["buffer"].erase(field);
+      }
+      continue;
+    }
     nlohmann::json less = json;
     less.erase(name);
     if (value != defaults[name]) all.push_back(less);

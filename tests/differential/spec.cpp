@@ -11,12 +11,15 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(PlayerSpec, optimizer, lr, momen
                                                 min_factor, period, growth, gamma, clip, ema, loss, factor, shared,
                                                 every)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(ChangeSpec, after, what, player, group, lr, layer)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(BufferSpec, capacity, min_size, samples_per_insert, append, in_place,
+                                                gives_up, thread, horizon, simulators, passes, discount, lambda,
+                                                normalize, fills)
 // The macro takes 63 fields at most.
 #define TRAINKIT_SPEC_FIELDS(CALL)                                                                                     \
-  NLOHMANN_JSON_EXPAND(NLOHMANN_JSON_PASTE(CALL, seed, number, oracle, loop, dtype, input, layers, tied_head, exported, rows,    \
-                                           batch_size, drop_last, sampler, dataset, workers, source, steps, epochs,    \
-                                           fits, accumulate, optimizer, lr, momentum, nesterov, centered, beta1, eps,  \
-                                           weight_decay, groups, thaw_at))                                             \
+  NLOHMANN_JSON_EXPAND(NLOHMANN_JSON_PASTE(CALL, seed, number, oracle, loop, dtype, input, layers, tied_head,          \
+                                           exported, rows, batch_size, drop_last, sampler, dataset, workers, source,   \
+                                           buffer, steps, epochs, fits, accumulate, optimizer, lr, momentum, nesterov, \
+                                           centered, beta1, eps, weight_decay, groups, thaw_at))                       \
   NLOHMANN_JSON_EXPAND(NLOHMANN_JSON_PASTE(                                                                            \
       CALL, schedule, schedule_steps, warmup, min_factor, period, growth, gamma, plateau, clip, ema, keep_grads,       \
       skip_nonfinite, bad_rows, loss, factor, weights, state, keeps, penalty, metric, evaluate_every, evaluation_rows, \
@@ -42,6 +45,7 @@ void drop_defaults(nlohmann::json& json, const nlohmann::json& defaults) {
 nlohmann::json to_short_json(const Spec& spec) {
   nlohmann::json json = spec;
   drop_defaults(json, Spec());
+  if (json.contains("buffer")) drop_defaults(json["buffer"], BufferSpec());
   const auto shorten = [&](const char* list, const nlohmann::json& defaults) {
     if (!json.contains(list)) return;
     for (nlohmann::json& entry : json[list]) drop_defaults(entry, defaults);

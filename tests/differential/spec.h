@@ -60,6 +60,24 @@ struct ChangeSpec {
   int64_t layer = 0;  ///< of freeze and thaw
 };
 
+/// A buffer of rows that the program makes, of one rank.
+struct BufferSpec {
+  int64_t capacity = 8;  ///< these six of a ReplayBuffer
+  int64_t min_size = 1;
+  double samples_per_insert = 1;  ///< in quarters
+  int64_t append = 1;             ///< rows at a time
+  bool in_place = false;          ///< reserve and commit, instead of append
+  bool gives_up = false;          ///< some rows are reserved and given up
+  bool thread = false;            ///< appends from another thread
+  int64_t horizon = 2;            ///< these seven of a RolloutBuffer
+  int64_t simulators = 2;
+  int64_t passes = 1;  ///< over the rows of a rollout
+  double discount = 1;
+  double lambda = 1;
+  bool normalize = false;  ///< the advantages of each batch
+  bool fills = false;      ///< between steps, instead of in collect_with
+};
+
 struct Spec {
   uint64_t seed = 0;
   int64_t number = 0;
@@ -81,7 +99,10 @@ struct Spec {
   std::string sampler = "sequential";  ///< sequential, random, weighted, mixture
   std::string dataset = "plain";       ///< plain, subset, concat, mapped
   int64_t workers = 0;
-  std::string source = "";  ///< of a session: empty (Prefetcher), queue (QueueSource), batches (Session::step(batch))
+  /// Of a session: empty (Prefetcher), queue (QueueSource), batches (Session::step(batch)), replay (ReplayBuffer),
+  /// drawn (the batches of a ReplayBuffer, by Session::step(batch)). Also of Trainer::fit: rollout (RolloutBuffer).
+  std::string source = "";
+  BufferSpec buffer;  ///< of replay and rollout
 
   int64_t steps = 2;
   int64_t epochs = 0;  ///< of the Trainer; 0: `steps` is its limit

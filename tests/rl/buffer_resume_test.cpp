@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <map>
 
 #include "distributed/rank_threads.h"
 #include "rl/replay_rows.h"
 #include "rl/walkers.h"
+#include "rl/written_files.h"
 #include "train/trainer_run.h"
 #include "trainkit/optim/sgd.h"
 #include "trainkit/rl/replay_buffer.h"
@@ -123,19 +123,6 @@ std::vector<double> values_of(const std::vector<LogRecord>& records, int64_t aft
     }
   }
   return values;
-}
-
-/// Writes the only file of a source, and opens it as load_files() gets it.
-std::map<std::string, ReadableFile> written(const TempDir& dir, const std::vector<PendingFile>& files) {
-  const Directory folder = Fs::posix().open_directory(dir.path()).value();
-  WritableFile file = folder.create_file("file").value();
-  REQUIRE(files.size() == 1);
-  REQUIRE(files[0].write(file) == absl::OkStatus());
-  CHECK(file.size_bytes() == files[0].bytes);
-  REQUIRE(file.close().ok());
-  std::map<std::string, ReadableFile> opened;
-  opened.emplace(files[0].name, folder.open_file("file").value());
-  return opened;
 }
 
 }  // namespace

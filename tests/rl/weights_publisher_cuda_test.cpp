@@ -1,7 +1,9 @@
 // WeightsPublisher on a GPU: side streams and events, never a synchronisation.
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <torch/torch.h>
 
+#include <atomic>
 #include <thread>
 
 #include "cuda_sim/cuda_sim_control.h"
@@ -89,6 +91,49 @@ TEST_CASE("Versions of a model on a GPU reach the CPU and the GPU complete, with
   }
   if (has_cuda_sim()) {
     set_cuda_sim("DELAY_US", "0");
+    CHECK(take_cuda_sim_findings().empty());
+  }
+}
+
+TEST_CASE("Readers in threads, on streams of their own, never see parts of two versions of a GPU's model",
+          "[rl][weights_cuda]") {
+  NEEDS_GPU;
+  if (has_cuda_sim()) set_cuda_sim("RANDOM_DELAY_US", "200");
+  GpuNet net;
+  fill_all(net, 0);
+  net->to(kFirstGpu);
+  WeightsPublisher weights(*net, {at::kCPU, kFirstGpu});
+  std::atomic<bool> ends{false};
+  std::atomic<int64_t> torn{0}, backwards{0}, seen{0};
+  const auto read = [&](at::Device device, bool copies) {
+    at::set_num_threads(1);
+    const c10::cuda::CUDAStreamGuard stream(c10::cuda::getStreamFromPool(false, 0));
+    ActorModel<GpuNet> actor([] { return GpuNet(); }, weights, {.device = device, .copies = copies});
+    for (int64_t last = 0; !ends; last = actor.version()) {
+      GpuNet& model = actor.refresh();
+      WeightsVersion own = {.step = actor.version(), .tensors = model->parameters()};
+      for (const at::Tensor& buffer : model->buffers()) own.tensors.push_back(buffer);
+      if (!is_whole(own) || !is_whole(*weights.latest(device))) ++torn;
+      if (actor.version() < last) ++backwards;
+      if (actor.version() > last) ++seen;
+    }
+  };
+  std::vector<std::thread> readers;
+  for (const at::Device device : {at::Device(at::kCPU), kFirstGpu}) {
+    for (const bool copies : {false, true}) readers.emplace_back(read, device, copies);
+  }
+  for (int64_t step = 1; step <= 100 || (seen < 60 && step < 100'000); ++step) {
+    fill_all(net, step);
+    weights.publish(step);
+    if (step % 10 == 0) c10::cuda::device_synchronize();  // else the readers would wait behind its queue
+  }
+  ends = true;
+  for (std::thread& reader : readers) reader.join();
+  CHECK(torn == 0);
+  CHECK(backwards == 0);
+  CHECK(seen >= 60);
+  if (has_cuda_sim()) {
+    set_cuda_sim("RANDOM_DELAY_US", "0");
     CHECK(take_cuda_sim_findings().empty());
   }
 }

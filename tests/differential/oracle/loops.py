@@ -58,6 +58,8 @@ class TrainerLoop(Program):
     records_empty_steps = True
 
     def epoch_fraction(self):
+        if not self.has_epochs:
+            return 0.0
         size = self.spec["batch_size"]
         batches = (self.epoch_rows + size - 1) // size
         return self.epoch + (self.rows + size - 1) // size / batches
@@ -98,6 +100,8 @@ class TrainerLoop(Program):
             self.record.pop(log + name, None)
         for name in [n for n in self.record if n.startswith(log + "metric/")]:
             self.record[log + name[len(log) + len("metric/"):]] = self.record.pop(name)
+        for name, value in self.rollout.metrics.items() if self.rollout else []:
+            self.record[log + name] = value
         if self.spec["events"]:
             self.record[log + "step_loss"] = self.record[log + "loss"]
 

@@ -111,6 +111,9 @@ class Loss:
             else:
                 scores = net(x, batch["m"])
             losses = self.rows(scores, y)
+            if trains and "advantage" in batch:
+                value, advantage, returns = scores[:, 1], batch["advantage"], batch["return"]
+                losses = losses + 0.1 * (scores[:, 0] * advantage.to(scores) + (value - returns.to(scores)).square())
             if penalty:
                 slope = torch.autograd.grad(losses.sum(), x, create_graph=True)[0]
                 losses = losses + 0.1 * slope.flatten(1).square().sum(1)

@@ -4,6 +4,7 @@ from torch import nn
 
 from model import Loss, make_net
 from optimizers import Optimizers, make_schedule
+from rollout import Rollout
 
 
 class Player:
@@ -43,6 +44,8 @@ class Program:
         self.epoch, self.rows, self.kept, self.record = 0, 0, [], {}
         size = self.order.shape[1]
         self.epoch_rows = size - size % spec["batch_size"] if spec["drop_last"] else size
+        self.has_epochs = spec["source"] != "replay"
+        self.rollout = Rollout(spec["buffer"], self.train) if spec["source"] == "rollout" else None
         if self.epoch_rows == 0 or not spec["steps"] and not spec["epochs"]:
             raise ValueError("no batch, or no end")
 
@@ -55,10 +58,17 @@ class Program:
     def next_batch(self):
         if self.rows >= self.epoch_rows:
             self.epoch, self.rows = self.epoch + 1, 0
+        if self.rollout and self.rows == 0:
+            self.collected = self.rollout.collect(self.net.head.weight)
         end = min(self.rows + self.spec["batch_size"], self.epoch_rows)
         indices = self.order[self.epoch, self.rows:end]
         self.rows = end
-        batch = {name: column[indices] for name, column in self.train.items()}
+        if self.rollout:
+            batch = self.rollout.batch(self.collected, indices)
+            indices = indices + self.epoch * len(self.collected["y"])
+        else:
+            rows = len(self.train["y"])
+            batch = {name: column[indices % rows] for name, column in self.train.items()}
         labels = batch["y"]
         if self.row_order:
             mix = torch.arange(len(indices)).roll(self.row_order).flip(0)
@@ -66,7 +76,7 @@ class Program:
         return {**batch, "indices": indices, "labels": labels}
 
     def at_epoch_end(self):
-        return self.rows >= self.epoch_rows
+        return self.has_epochs and self.rows >= self.epoch_rows
 
     # One step.
 
