@@ -9,9 +9,13 @@
 
 namespace trainkit {
 
-/// Base of Linear and Conv1D: a weight, an optional bias and an optional low-rank adapter.
+/// Base of Linear and Conv1D: a weight, an optional bias and an optional low-rank adapter. Itself a linear layer of an
+/// ExportedModel.
 class AdaptableImpl : public torch::nn::Module {
  public:
+  /// Registers a weight whose products are computed by others, from adapted_weight(). Its adapter has no dropout.
+  AdaptableImpl(at::Tensor weight, bool weight_is_transposed);
+
   /// Maps (..., in_features) to (..., out_features). An unmerged adapter adds scaling * B(A(dropout(x))).
   at::Tensor forward(const at::Tensor& x);
 
@@ -29,9 +33,14 @@ class AdaptableImpl : public torch::nn::Module {
   void merge_adapter();
   /// Restores the original weight bit for bit.
   void unmerge_adapter();
+  /// Returns the weight with an unmerged adapter added, differentiable in all of them.
+  at::Tensor adapted_weight() const;
+  /// Copies the adapter of `other`, if it has one, to the weight's device.
+  void copy_adapter(const AdaptableImpl& other);
 
   bool has_adapter() const { return lora_a_.defined(); }
   bool is_merged() const { return merged_; }
+  bool supports_dropout() const { return computes_; }
   /// Returns whether the weight is (in_features, out_features).
   bool weight_is_transposed() const { return weight_is_transposed_; }
 
@@ -42,7 +51,10 @@ class AdaptableImpl : public torch::nn::Module {
   AdaptableImpl(int64_t in_features, int64_t out_features, bool with_bias, bool weight_is_transposed);
 
  private:
+  void register_adapter(const at::Tensor& a, const at::Tensor& b);
+
   bool weight_is_transposed_;
+  bool computes_ = true;  // forward() is called
   bool merged_ = false;
   double scaling_ = 0, dropout_ = 0;
   at::Tensor lora_a_, lora_b_;

@@ -55,6 +55,9 @@ absl::StatusOr<LoRALayers> find_lora_targets(torch::nn::Module& model, const LoR
       error.expected = "trainkit::Linear or Conv1D";
       return to_status(error);
     }
+    if (config.dropout > 0 && !layer->supports_dropout()) {
+      return to_status(usage_error(item.key(), "the adapter of an exported layer has no dropout"));
+    }
     layers.emplace_back(item.key(), layer);
   }
   for (size_t i = 0; i < found.size(); ++i) {
