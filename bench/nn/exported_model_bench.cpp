@@ -1,7 +1,5 @@
 // What running an exported graph costs: a graph of 1,000 operators on four numbers, compared with the same operators
 // called in C++, with gradients recorded.
-#include "trainkit/nn/exported_model.h"
-
 #include <benchmark/benchmark.h>
 #include <torch/torch.h>
 
@@ -11,6 +9,7 @@
 
 #include "nn/exported/handmade_model.h"
 #include "rounds.h"
+#include "trainkit/nn/exported_model.h"
 
 namespace trainkit {
 namespace {

@@ -1,12 +1,12 @@
 // Steps of exported PyTorch models in a session of Trainer: batch, forward, loss, backward, fused AdamW. The peer,
-// peers/exported_model.py, writes the models and trains them in Python; torchscript_bench.cpp trains them as TorchScript.
-#include "trainkit/nn/exported_model.h"
-
+// peers/exported_model.py, writes the models and trains them in Python; torchscript_bench.cpp trains them as
+// TorchScript.
 #include <benchmark/benchmark.h>
 
 #include "python_models.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/data/tensor_dataset.h"
+#include "trainkit/nn/exported_model.h"
 #include "trainkit/nn/functional.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/train/trainer.h"
@@ -28,8 +28,7 @@ void train(benchmark::State& state, const bench::PythonModel& python, bool exact
     const at::Tensor scores = net->forward(batch["x"]);
     return cross_entropy(scores.reshape({-1, scores.size(-1)}), batch["y"].reshape({-1}));
   };
-  auto trainer =
-      Trainer::create(*devices, AdamW({.lr = 1e-4}), {.max_steps = 1'000'000'000, .log_every = 0}).value();
+  auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-4}), {.max_steps = 1'000'000'000, .log_every = 0}).value();
   Session session = trainer.begin(*loader, loss).value();
   for (int k = 0; k < 3; ++k) session.step().value();
   for (auto _ : state) session.step().value();

@@ -40,7 +40,8 @@ absl::Status write_conv_net(const std::string& path, int64_t groups = 1) {
                   {{"x", "float32", {-1, 3, 6, 6}}});
   return model.write(path, [&](MadeModel& m) {
     const Json same = Json::array({1, 1});
-    Json y = m.call("aten::conv2d", {{"input", m["x"]}, {"weight", m["first"]}, {"bias", m["bias"]}, {"padding", same}});
+    Json y =
+        m.call("aten::conv2d", {{"input", m["x"]}, {"weight", m["first"]}, {"bias", m["bias"]}, {"padding", same}});
     y = batch_norm(m, y);
     y = m.call("aten::relu_", {{"self", y}});
     y = m.call("aten::conv2d", {{"input", y}, {"weight", m["second"]}, {"padding", same}, {"groups", groups}});
@@ -118,8 +119,7 @@ absl::Status write_normalised_rows(const std::string& path) {
 /// The mean cross-entropy of scores as an output.
 absl::Status write_loss(const std::string& path, double label_smoothing = 0) {
   torch::manual_seed(3);
-  MadeModel model({{"out", torch::randn({kClasses, kWidth})}},
-                  {{"x", "float32", {-1, kWidth}}, {"y", "int64", {-1}}});
+  MadeModel model({{"out", torch::randn({kClasses, kWidth})}}, {{"x", "float32", {-1, kWidth}}, {"y", "int64", {-1}}});
   return model.write(path, [&](MadeModel& m) {
     const Json scores = m.call("aten::linear", {{"input", m["x"]}, {"weight", m["out"]}});
     return m.call("aten::cross_entropy_loss",
@@ -131,8 +131,8 @@ struct Case {
   std::string name;
   std::function<absl::Status(const std::string&)> write;
   std::vector<at::Tensor> inputs;
-  at::Tensor y;         // undefined: the output is the loss
-  std::string kernel;   // that it runs on
+  at::Tensor y;        // undefined: the output is the loss
+  std::string kernel;  // that it runs on
 };
 
 std::vector<Case> cases() {
@@ -141,12 +141,21 @@ std::vector<Case> cases() {
                    rows = torch::randn({8, kWidth}), labels = torch::randint(kClasses, {8});
   return {{"images", [](const auto& path) { return write_conv_net(path); }, {images}, labels, "trainkit::convolution"},
           {"normalised rows", write_normalised_rows, {rows}, labels, "trainkit::batch_norm"},
-          {"tokens", [](const auto& path) { return write_language_model(path); }, {tokens}, tokens.roll(-1, 1),
+          {"tokens",
+           [](const auto& path) { return write_language_model(path); },
+           {tokens},
+           tokens.roll(-1, 1),
            "trainkit::causal_attention"},
-          {"masked tokens", [](const auto& path) { return write_language_model(path, {.diagonal = 0}); }, {tokens},
-           tokens.roll(-1, 1), "trainkit::causal_attention"},
-          {"a GELU of tokens", [](const auto& path) { return write_language_model(path); }, {tokens},
-           tokens.roll(-1, 1), "trainkit::bias_activation"},
+          {"masked tokens",
+           [](const auto& path) { return write_language_model(path, {.diagonal = 0}); },
+           {tokens},
+           tokens.roll(-1, 1),
+           "trainkit::causal_attention"},
+          {"a GELU of tokens",
+           [](const auto& path) { return write_language_model(path); },
+           {tokens},
+           tokens.roll(-1, 1),
+           "trainkit::bias_activation"},
           {"a loss", [](const auto& path) { return write_loss(path); }, {rows, labels}, {}, ""}};
 }
 

@@ -24,7 +24,8 @@ class MadeModel {
     std::vector<int64_t> shape;  // -1: any
   };
 
-  MadeModel(NamedTensors tensors, std::vector<Input> inputs) : tensors_(std::move(tensors)), inputs_(std::move(inputs)) {
+  MadeModel(NamedTensors tensors, std::vector<Input> inputs)
+      : tensors_(std::move(tensors)), inputs_(std::move(inputs)) {
     for (const auto& [name, tensor] : tensors_) values_[name] = std::ssize(values_);
     for (const Input& input : inputs_) values_[input.name] = std::ssize(values_);
   }

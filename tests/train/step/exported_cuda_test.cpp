@@ -3,6 +3,7 @@
 #include "test_util.h"
 #include "train/gpu_training.h"
 #include "trainkit/nn/exported_model.h"
+#include "trainkit/train/weights.h"
 
 using namespace trainkit;
 using namespace trainkit::test;

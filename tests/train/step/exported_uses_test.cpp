@@ -26,9 +26,9 @@ ExportedModel exported_mlp(const NamedTensors& weights) {
                   .write(dir / "model.tkm",
                          [](MadeModel& m) {
                            const auto layer = [&](const Json& input, const std::string& name) {
-                             return m.call("aten::linear", {{"input", input},
-                                                            {"weight", m[name + ".weight"]},
-                                                            {"bias", m[name + ".bias"]}});
+                             return m.call(
+                                 "aten::linear",
+                                 {{"input", input}, {"weight", m[name + ".weight"]}, {"bias", m[name + ".bias"]}});
                            };
                            return layer(m.call("aten::relu", {{"self", layer(m["x"], "0")}}), "2");
                          })
@@ -78,17 +78,19 @@ template <bool exported>
 std::vector<Player> players() {
   using Pair = PairOf<exported>;
   const auto adam = [] { return std::make_shared<Adam>(AdamOptions{.lr = 1e-2}); };
-  return {{.name = "d",
-           .parameters = {"discriminator.*"},
-           .optimizer = adam(),
-           .loss =
-               [](Pair& pair, const Batch& batch, const Shared& shared) {
-                 const at::Tensor fake = shared.at("fake").detach();
-                 return score(pair, fake).mean() - score(pair, batch["x"]).mean() + slope_penalty(pair, fake);
-               }},
-          {.name = "g", .parameters = {"generator.*"}, .optimizer = adam(), .loss = [](Pair& pair, const Batch&, const Shared& shared) {
-             return -score(pair, shared.at("fake")).mean();
-           }}};
+  return {
+      {.name = "d",
+       .parameters = {"discriminator.*"},
+       .optimizer = adam(),
+       .loss =
+           [](Pair& pair, const Batch& batch, const Shared& shared) {
+             const at::Tensor fake = shared.at("fake").detach();
+             return score(pair, fake).mean() - score(pair, batch["x"]).mean() + slope_penalty(pair, fake);
+           }},
+      {.name = "g",
+       .parameters = {"generator.*"},
+       .optimizer = adam(),
+       .loss = [](Pair& pair, const Batch&, const Shared& shared) { return -score(pair, shared.at("fake")).mean(); }}};
 }
 
 template <bool exported>
@@ -137,8 +139,7 @@ NamedTensors weights_after_lora(const std::function<Net()>& make) {
   auto devices = DeviceReplicator::create(adapted, {.device = at::kCPU}).value();
   auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}), {.max_steps = 6}).value();
   const auto loader = tiny_loader(60, 6);
-  trainer
-      .fit(*loader, [](Net& net, const Batch& b) { return at::cross_entropy_loss(net->forward(b["x"]), b["y"]); })
+  trainer.fit(*loader, [](Net& net, const Batch& b) { return at::cross_entropy_loss(net->forward(b["x"]), b["y"]); })
       .value();
   NamedTensors copies;
   for (const auto& [name, tensor] : named_tensors(*devices->module())) copies.emplace_back(name, tensor.clone());
@@ -164,7 +165,8 @@ TEST_CASE("Adapters of an exported model train as those of C++ layers, within ro
     CHECK(found[k].first == expected[k].first);
     CHECK(torch::allclose(found[k].second, expected[k].second, 1e-4, 1e-6));
   }
-  CHECK_FALSE(found[1].second.equal(first_weights()[0].second) && found[2].second.abs().max().item<float>() == 0);
+  CHECK(found[2].first == "0.lora_B.weight");
+  CHECK(found[2].second.abs().max().item<float>() > 0);  // it began as 0
 }
 
 TEST_CASE("Adapters of an exported model are merged, restored, copied and written", "[train][exported][lora]") {
@@ -197,7 +199,8 @@ TEST_CASE("Adapters of an exported model are merged, restored, copied and writte
 }
 
 TEST_CASE("A step of an exported model whose loss is not finite is skipped", "[train][exported]") {
-  const auto devices = DeviceReplicator::create([] { return exported_mlp(first_weights()); }, {.device = at::kCPU}).value();
+  const auto devices =
+      DeviceReplicator::create([] { return exported_mlp(first_weights()); }, {.device = at::kCPU}).value();
   auto trainer =
       Trainer::create(*devices, AdamW({.lr = 1e-2}), {.max_steps = 5, .on_nonfinite = OnNonfinite::kSkip}).value();
   int64_t calls = 0;
@@ -240,9 +243,9 @@ TEST_CASE("An exported model is written as ONNX, with the weights under their na
   const TempDir dir;
   ExportedModel model = exported_mlp(first_weights());
   const auto write = [&](const std::string& path, auto& net) {
-    return export_onnx(path, {.module = net.ptr(), .inputs = {{"x", torch::ones({1, 8})}}, .forward = [&](const auto& in) {
-                                return std::vector{net->forward(in[0])};
-                              }});
+    return export_onnx(path, {.module = net.ptr(),
+                              .inputs = {{"x", torch::ones({1, 8})}},
+                              .forward = [&](const auto& in) { return std::vector{net->forward(in[0])}; }});
   };
   REQUIRE(write(dir / "exported.onnx", model).message() == "");
   AdaptedNet net;

@@ -68,9 +68,9 @@ class ExportedModelImpl : public torch::nn::Module {
   at::Device device_for(const std::vector<at::Tensor>& inputs) const;
 
   std::shared_ptr<const detail::ExportedFile> file_;
-  std::vector<at::Tensor> registered_;  // parameters and persistent buffers, in the order of the file
+  std::vector<at::Tensor> registered_;                  // parameters and persistent buffers, in the order of the file
   std::vector<std::shared_ptr<AdaptableImpl>> layers_;  // whose weight they are, or null
-  std::vector<at::Tensor> others_;      // constants and other buffers, which follow the device of the inputs
+  std::vector<at::Tensor> others_;  // constants and other buffers, which follow the device of the inputs
 };
 
 /// A PyTorch model in a file that `trainkit.export_model(model, example_inputs, "model.tkm")` has written in Python: a

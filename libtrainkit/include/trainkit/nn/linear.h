@@ -13,7 +13,7 @@ namespace trainkit {
 /// ExportedModel.
 class AdaptableImpl : public torch::nn::Module {
  public:
-  /// Registers a weight whose products are computed by others, from adapted_weight(). Its adapter has no dropout.
+  /// Registers the weight of an exported layer, whose graph computes the products. Its adapter has no dropout.
   AdaptableImpl(at::Tensor weight, bool weight_is_transposed);
 
   /// Maps (..., in_features) to (..., out_features). An unmerged adapter adds scaling * B(A(dropout(x))).
@@ -33,14 +33,9 @@ class AdaptableImpl : public torch::nn::Module {
   void merge_adapter();
   /// Restores the original weight bit for bit.
   void unmerge_adapter();
-  /// Returns the weight with an unmerged adapter added, differentiable in all of them.
-  at::Tensor adapted_weight() const;
-  /// Copies the adapter of `other`, if it has one, to the weight's device.
-  void copy_adapter(const AdaptableImpl& other);
 
   bool has_adapter() const { return lora_a_.defined(); }
   bool is_merged() const { return merged_; }
-  bool supports_dropout() const { return computes_; }
   /// Returns whether the weight is (in_features, out_features).
   bool weight_is_transposed() const { return weight_is_transposed_; }
 
@@ -51,6 +46,11 @@ class AdaptableImpl : public torch::nn::Module {
   AdaptableImpl(int64_t in_features, int64_t out_features, bool with_bias, bool weight_is_transposed);
 
  private:
+  friend class ExportedModelImpl;
+  /// Returns the weight with an unmerged adapter added, differentiable in all of them.
+  at::Tensor adapted_weight() const;
+  /// Copies the adapter of `other`, if it has one, to the weight's device.
+  void copy_adapter(const AdaptableImpl& other);
   void register_adapter(const at::Tensor& a, const at::Tensor& b);
 
   bool weight_is_transposed_;

@@ -68,67 +68,74 @@ IValue arithmetic(Arguments a, Whole whole, Real real) {
   return checked(integer(a[0]), integer(a[1]), whole);
 }
 
-const std::map<std::string, PythonFunction>& functions() {
+using Functions = std::map<std::string, PythonFunction>;
+
+void add(Functions& map, const char* name, size_t count, IValue (*function)(Arguments)) {
+  map.emplace(name, PythonFunction{name, count, function});
+}
+
+void add_comparisons(Functions& map) {
+  add(map, "max", 2, [](Arguments a) { return number(a[1]) > number(a[0]) ? a[1] : a[0]; });
+  add(map, "min", 2, [](Arguments a) { return number(a[1]) < number(a[0]) ? a[1] : a[0]; });
+  add(map, "eq", 2, [](Arguments a) -> IValue { return number(a[0]) == number(a[1]); });
+  add(map, "ne", 2, [](Arguments a) -> IValue { return number(a[0]) != number(a[1]); });
+  add(map, "lt", 2, [](Arguments a) -> IValue { return number(a[0]) < number(a[1]); });
+  add(map, "le", 2, [](Arguments a) -> IValue { return number(a[0]) <= number(a[1]); });
+  add(map, "gt", 2, [](Arguments a) -> IValue { return number(a[0]) > number(a[1]); });
+  add(map, "ge", 2, [](Arguments a) -> IValue { return number(a[0]) >= number(a[1]); });
+  add(map, "and", 2, [](Arguments a) -> IValue { return is_true(a[0]) && is_true(a[1]); });
+  add(map, "or", 2, [](Arguments a) -> IValue { return is_true(a[0]) || is_true(a[1]); });
+}
+
+const Functions& functions() {
   static const auto all = [] {
-    std::map<std::string, PythonFunction> map;
-    const auto add = [&](const char* name, size_t count, IValue (*function)(Arguments)) {
-      map.emplace(name, PythonFunction{name, count, function});
-    };
-    add("getitem", 2, [](Arguments a) {
+    Functions map;
+    add_comparisons(map);
+    add(map, "getitem", 2, [](Arguments a) {
       TORCH_CHECK_VALUE(a[1].isInt(), "an index that is no integer");
       return item(a[0], a[1].toInt());
     });
-    add("ite", 3, [](Arguments a) { return is_true(a[0]) ? a[1] : a[2]; });
-    add("add", 2, [](Arguments a) {
+    add(map, "ite", 3, [](Arguments a) { return is_true(a[0]) ? a[1] : a[2]; });
+    add(map, "add", 2, [](Arguments a) {
       return arithmetic(
           a, [](int64_t x, int64_t y, int64_t* z) { return __builtin_add_overflow(x, y, z); }, std::plus<double>());
     });
-    add("sub", 2, [](Arguments a) {
+    add(map, "sub", 2, [](Arguments a) {
       return arithmetic(
           a, [](int64_t x, int64_t y, int64_t* z) { return __builtin_sub_overflow(x, y, z); }, std::minus<double>());
     });
-    add("mul", 2, [](Arguments a) {
+    add(map, "mul", 2, [](Arguments a) {
       return arithmetic(
           a, [](int64_t x, int64_t y, int64_t* z) { return __builtin_mul_overflow(x, y, z); },
           std::multiplies<double>());
     });
-    add("floordiv", 2, [](Arguments a) -> IValue {
+    add(map, "floordiv", 2, [](Arguments a) -> IValue {
       if (!is_integer(a[0]) || !is_integer(a[1])) return std::floor(number(a[0]) / number(a[1]));
       return floordiv(integer(a[0]), integer(a[1]));
     });
-    add("mod", 2, [](Arguments a) -> IValue {
+    add(map, "mod", 2, [](Arguments a) -> IValue {
       if (is_integer(a[0]) && is_integer(a[1])) {
         return integer(a[0]) - floordiv(integer(a[0]), integer(a[1])) * integer(a[1]);
       }
       return number(a[0]) - std::floor(number(a[0]) / number(a[1])) * number(a[1]);
     });
-    add("pow", 2, [](Arguments a) -> IValue {
+    add(map, "pow", 2, [](Arguments a) -> IValue {
       if (!is_integer(a[0]) || !is_integer(a[1])) return std::pow(number(a[0]), number(a[1]));
       return power(integer(a[0]), integer(a[1]));
     });
-    add("truediv", 2, [](Arguments a) -> IValue { return number(a[0]) / number(a[1]); });
-    add("max", 2, [](Arguments a) { return number(a[1]) > number(a[0]) ? a[1] : a[0]; });
-    add("min", 2, [](Arguments a) { return number(a[1]) < number(a[0]) ? a[1] : a[0]; });
-    add("eq", 2, [](Arguments a) -> IValue { return number(a[0]) == number(a[1]); });
-    add("ne", 2, [](Arguments a) -> IValue { return number(a[0]) != number(a[1]); });
-    add("lt", 2, [](Arguments a) -> IValue { return number(a[0]) < number(a[1]); });
-    add("le", 2, [](Arguments a) -> IValue { return number(a[0]) <= number(a[1]); });
-    add("gt", 2, [](Arguments a) -> IValue { return number(a[0]) > number(a[1]); });
-    add("ge", 2, [](Arguments a) -> IValue { return number(a[0]) >= number(a[1]); });
-    add("and", 2, [](Arguments a) -> IValue { return is_true(a[0]) && is_true(a[1]); });
-    add("or", 2, [](Arguments a) -> IValue { return is_true(a[0]) || is_true(a[1]); });
-    add("neg", 1, [](Arguments a) -> IValue {
+    add(map, "truediv", 2, [](Arguments a) -> IValue { return number(a[0]) / number(a[1]); });
+    add(map, "neg", 1, [](Arguments a) -> IValue {
       if (!is_integer(a[0])) return -number(a[0]);
       return checked(0, integer(a[0]),
                      [](int64_t x, int64_t y, int64_t* z) { return __builtin_sub_overflow(x, y, z); });
     });
-    add("float", 1, [](Arguments a) -> IValue { return number(a[0]); });
-    add("int", 1, [](Arguments a) -> IValue {
+    add(map, "float", 1, [](Arguments a) -> IValue { return number(a[0]); });
+    add(map, "int", 1, [](Arguments a) -> IValue {
       if (is_integer(a[0])) return integer(a[0]);
       TORCH_CHECK_VALUE(std::abs(a[0].toDouble()) < 9e18, "a size does not fit into 64 bits");
       return static_cast<int64_t>(a[0].toDouble());
     });
-    add("not", 1, [](Arguments a) -> IValue { return !is_true(a[0]); });
+    add(map, "not", 1, [](Arguments a) -> IValue { return !is_true(a[0]); });
     return map;
   }();
   return all;
