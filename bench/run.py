@@ -57,6 +57,7 @@ def needs_gpu(name):
 def environment(name, options):
     """Only programs that need a GPU see one."""
     return {**os.environ, "TRAINKIT_BENCH_QUICK": "1" if options.quick else "",
+            "TRAINKIT_BENCH_FILES": str(options.build / "bench"),
             **({} if needs_gpu(name) else {"CUDA_VISIBLE_DEVICES": ""})}
 
 
@@ -122,6 +123,15 @@ def run_suite(program, options, repetition, results, log):
                 measurement.counters.setdefault(counter, {})[repetition] = entry[counter]
         if "items_per_second" in entry:
             measurement.rates[repetition] = entry["items_per_second"]
+
+
+def set_up(script, options, log):
+    """Lets a peer write what suites read, if it lists a selected benchmark after "# sets up:"."""
+    names = " ".join(re.findall(r"^# sets up: (.*)", script.read_text(), re.MULTILINE)).split()
+    if any(re.search(options.filter, name) for name in names and [*names, script.stem]):
+        done = subprocess.run([sys.executable, script, "--set-up", log], capture_output=True, text=True)
+        if done.returncode:
+            print(f"   {script.name} --set-up failed: {done.stderr.strip()[-300:]}", file=sys.stderr)
 
 
 def run_peer(script, options, repetition, results):
@@ -399,6 +409,9 @@ def main():
         sys.exit(f"bench: no suite bench_* in {options.build / 'bin'}; run ./dev build")
     log = options.build / "bench"
     log.mkdir(exist_ok=True)
+    if not options.gpu:
+        for script in sorted((ROOT / "bench/peers").glob("[!_]*.py")):
+            set_up(script, options, log)
     results, loads = {}, []
     for repetition in range(options.repetitions):
         loads.append(os.getloadavg()[0])

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
 import xml.etree.ElementTree
 
@@ -56,6 +57,16 @@ class RunTest(unittest.TestCase):
             (root / "bench/peers/programs.py").write_text('"""A peer."""\n# builds: program device\n')
             self.assertEqual(run.targets("programs", root), ["program", "device"])
             self.assertEqual(run.targets("Step", root), ["bench_nn"])
+
+    def test_a_peer_writes_the_files_of_the_selected_benchmarks(self):
+        with tempfile.TemporaryDirectory() as folder:
+            script = pathlib.Path(folder, "models.py")
+            script.write_text("# sets up: BM_Trained\nimport sys\nopen(sys.argv[2] + '/' + sys.argv[1], 'w').close()\n")
+            for selected, written in {"BM_Other": False, "Trained": True, "models": True, "": True}.items():
+                log = pathlib.Path(folder, selected or "all")
+                log.mkdir()
+                run.set_up(script, types.SimpleNamespace(filter=selected), log)
+                self.assertEqual((log / "--set-up").exists(), written, selected)
 
     def test_only_a_run_with_gpu_shows_devices_to_its_programs(self):
         with tempfile.TemporaryDirectory() as name:

@@ -21,12 +21,6 @@ namespace stdfs = std::filesystem;
 
 constexpr char kTarget[] = "y";
 
-std::string shape_text(const ExportedInput& input) {
-  std::vector<std::string> sizes;
-  for (const int64_t size : input.shape) sizes.push_back(size < 0 ? "any" : std::to_string(size));
-  return fmt::format("({})", fmt::join(sizes, ", "));
-}
-
 /// The targets in the dtypes that losses take.
 at::Tensor as_target(const at::Tensor& array) { return array.to(array.is_floating_point() ? at::kFloat : at::kLong); }
 
@@ -64,7 +58,7 @@ absl::StatusOr<at::Tensor> as_input(const std::string& path, const ExportedInput
   }
   if (!fits) {
     return misfit(path, input.name, "does not have the shape of the model's input",
-                  fmt::format("({})", fmt::join(array.sizes(), ", ")), shape_text(input));
+                  fmt::format("({})", fmt::join(array.sizes(), ", ")), to_string(input));
   }
   return array.to(input.dtype);
 }
@@ -78,7 +72,7 @@ absl::StatusOr<ModelData> open_data(const std::string& path, const std::vector<E
     if (x.dtype != input.dtype || std::ssize(x.shape) + 1 != std::ssize(input.shape)) {
       return misfit(path, input.name, "arrays differ from the model's input",
                     fmt::format("({}) {}", fmt::join(x.shape, ", "), c10::toString(x.dtype)),
-                    fmt::format("{} {}", shape_text(input), c10::toString(input.dtype)));
+                    fmt::format("{} {}", to_string(input), c10::toString(input.dtype)));
     }
     return ModelData{folder, folder->classes()};
   }

@@ -14,6 +14,7 @@
 #include "trainkit/core/format.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/weight_file.h"
+#include "trainkit/nn/exported_model.h"
 #include "trainkit/report/summary.h"
 #include "trainkit/train/checkpoint.h"
 
@@ -58,10 +59,9 @@ std::string describe_exported(const std::string& text) try {
   std::string out =
       fmt::format("  exported model {} of PyTorch {}\n", shown(json.at("class")), shown(json.at("torch")));
   for (const auto& input : json.at("inputs")) {
-    std::vector<std::string> sizes;
-    for (const auto& size : input.at("shape")) sizes.push_back(size.is_string() ? "any" : size.dump());
-    out +=
-        fmt::format("  input {} ({}) {}\n", shown(input.at("name")), fmt::join(sizes, ", "), shown(input.at("dtype")));
+    ExportedInput shape;
+    for (const auto& size : input.at("shape")) shape.shape.push_back(size.is_string() ? -1 : size.get<int64_t>());
+    out += fmt::format("  input {} {} {}\n", shown(input.at("name")), to_string(shape), shown(input.at("dtype")));
   }
   for (const auto& output : json.at("outputs")) out += fmt::format("  output {}\n", shown(output));
   for (const auto& [name, first] : json.at("ties").items()) {

@@ -129,9 +129,17 @@ TEST_CASE("A NaN propagates through batch normalisation with relu", "[distribute
   CHECK_FALSE(y.select(1, 4).isnan().any().item<bool>());
 }
 
-TEST_CASE("A second derivative of batch normalisation on the CPU is refused", "[distributed][batch_norm]") {
+TEST_CASE("Fused batch normalisation has the second derivatives of LibTorch's", "[distributed][batch_norm]") {
+  torch::manual_seed(1);
+  const at::Tensor x = torch::randn({8, 4}).requires_grad_(), residual = torch::randn({8, 4}).requires_grad_(),
+                   weights = torch::randn({8, 4});
   SyncBatchNorm norm(4);
-  const at::Tensor x = torch::randn({8, 4}).requires_grad_();
-  const at::Tensor y = norm->forward_relu(x);
-  CHECK_THROWS_AS(torch::autograd::grad({y.sum()}, {x}, {}, true, /*create_graph=*/true), c10::NotImplementedError);
+  const auto gradients_of_penalty = [&](const at::Tensor& y) {
+    const auto first = torch::autograd::grad({(y.square() * weights).sum()}, {x, residual}, {}, true, true);
+    return torch::autograd::grad({first[0].square().sum() + first[1].square().sum()}, {x, residual, norm->weight});
+  };
+  const auto ours = gradients_of_penalty(norm->forward_relu(x, residual));
+  const auto theirs = gradients_of_penalty(
+      (at::batch_norm(x, norm->weight, norm->bias, {}, {}, true, 0.1, 1e-5, false) + residual).relu());
+  for (size_t k = 0; k < ours.size(); ++k) CHECK(torch::allclose(ours[k], theirs[k], 1e-4, 1e-5));
 }

@@ -8,11 +8,13 @@
 #include "nn/convolution/direct_convolution.h"
 #include "nn/convolution/winograd.h"
 #include "nn/cpu/tile_product.h"
+#include "recorded_operations.h"
 #include "test_util.h"
 #include "trainkit/amp/autocast.h"
 #include "trainkit/nn/functional.h"
 
 using namespace trainkit;
+using trainkit::test::contains, trainkit::test::operations_of;
 
 namespace {
 
@@ -81,30 +83,12 @@ double relative_error(const at::Tensor& a, const at::Tensor& exact) {
   return ((a.to(at::kDouble) - exact).abs().max() / exact.abs().max()).item<double>();
 }
 
-/// Names of the operations that f calls.
-template <class F>
-std::vector<std::string> operations_of(const F& f) {
-  static std::vector<std::string> names;
-  names.clear();
-  const auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback([](const at::RecordFunction& function) {
-                                                   names.emplace_back(function.name());
-                                                   return std::unique_ptr<at::ObserverContext>();
-                                                 }).scopes({at::RecordScope::FUNCTION}));
-  f();
-  at::removeCallback(handle);
-  return names;
-}
-
 /// Returns whether the kernel covers the input or is 1 x 1: a matrix product, which is LibTorch's.
 bool is_product(const Layer& layer) {
   for (const char* name : {"3 x 3, one output", "all bands", "1 x 1", "everything"}) {
     if (layer.name == name) return true;
   }
   return false;
-}
-
-bool contains(const std::vector<std::string>& names, const std::string& name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
 }
 
 }  // namespace
@@ -253,12 +237,27 @@ TEST_CASE("Under autocast to bfloat16 a convolution is computed in float32, with
   CHECK(weight.grad().scalar_type() == at::kFloat);
 }
 
-TEST_CASE("A convolution has no second derivative", "[nn][convolution]") {
+TEST_CASE("A convolution has the second derivatives of LibTorch's", "[nn][convolution]") {
   if (!trainkit::detail::has_tile_product()) TRAINKIT_SKIP("this processor has no AVX2");
-  const at::Tensor x = torch::randn({4, 64, 9, 9}).requires_grad_(), weight = torch::randn({32, 64, 3, 3});
-  const at::Tensor y = convolution(x, weight, {}, {1, 1}, {0, 0}).sum();
-  CHECK_THROWS_WITH(torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true),
-                    Catch::Contains("no second derivative"));
+  torch::manual_seed(1);
+  const auto check = [](const Sizes& input, const Sizes& kernel, const Sizes& stride, const Sizes& padding) {
+    CAPTURE(input, stride);
+    const at::Tensor x = torch::randn(input).requires_grad_(), weight = torch::randn(kernel).requires_grad_(),
+                     bias = torch::randn({kernel[0]}).requires_grad_();
+    const auto gradients_of_penalty = [&](const at::Tensor& y) {
+      const auto first = torch::autograd::grad({y.square().sum()}, {x, weight}, {}, true, /*create_graph=*/true);
+      return torch::autograd::grad({first[0].square().sum() + first[1].square().sum()}, {x, weight, bias});
+    };
+    const auto ours = gradients_of_penalty(convolution(x, weight, bias, stride, padding, /*relu=*/true));
+    const auto theirs = gradients_of_penalty(
+        at::convolution(x, weight, bias, stride, padding, Sizes(stride.size(), 1), false, Sizes(stride.size(), 0), 1)
+            .relu());
+    for (size_t k = 0; k < ours.size(); ++k) {
+      CHECK((ours[k] - theirs[k]).abs().max().item<float>() < 1e-4 * theirs[k].abs().max().item<float>());
+    }
+  };
+  check({2, 16, 6, 6}, {8, 16, 3, 3}, {1, 1}, {1, 1});
+  check({2, 8, 4, 4, 9}, {8, 8, 2, 2, 3}, {1, 1, 2}, {0, 1, 0});
 }
 
 TEST_CASE("A padded dimension of size 1 gives the outputs of its padding", "[nn][convolution]") {

@@ -41,7 +41,7 @@ std::unique_ptr<Optimizer> optimizer_of(const std::string& name, const ExportedM
 
 /// What differs from PyTorch after its steps; empty if nothing does.
 std::string difference(const std::string& folder, const std::string& name) {
-  auto loaded = ExportedModel::load(folder + "/" + name + ".tkm");
+  auto loaded = ExportedModel::load(folder + "/" + name + ".tkm", {.exact = true});
   if (!loaded.ok()) return std::string(loaded.status().message());
   ExportedModel model = *loaded;
   const SafetensorsFile file = SafetensorsFile::open(folder + "/" + name + ".safetensors").value();

@@ -18,7 +18,7 @@ at::Tensor loss_of(ExportedModel& model, const SafetensorsFile& file) {
 
 void check_training(const std::string& folder, const std::string& name) {
   CAPTURE(name);
-  auto loaded = ExportedModel::load(folder + "/" + name + ".tkm");
+  auto loaded = ExportedModel::load(folder + "/" + name + ".tkm", {.exact = true});
   REQUIRE(loaded.status() == absl::OkStatus());
   ExportedModel model = *loaded;
   const SafetensorsFile file = SafetensorsFile::open(folder + "/" + name + ".safetensors").value();

@@ -9,7 +9,6 @@
 using namespace trainkit;
 using namespace trainkit::test;
 using torch::autograd::grad;
-using torch::nn::Linear;
 
 namespace {
 
@@ -19,7 +18,8 @@ constexpr int64_t kBatch = 16, kSteps = 50;
 constexpr double kTolerance = 1e-11;
 
 torch::nn::Sequential mlp(int64_t inputs) {
-  return torch::nn::Sequential(Linear(inputs, 16), torch::nn::Tanh(), Linear(16, 16), torch::nn::Tanh(), Linear(16, 1));
+  return torch::nn::Sequential(torch::nn::Linear(inputs, 16), torch::nn::Tanh(), torch::nn::Linear(16, 16),
+                               torch::nn::Tanh(), torch::nn::Linear(16, 1));
 }
 
 at::Tensor energy_of(torch::nn::Sequential& model, const at::Tensor& x) {

@@ -50,8 +50,8 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
   void reset() override;
   at::Tensor forward(const at::Tensor& input);
   /// Computes relu(forward(input) + residual). In training on the CPU with the channels innermost in memory
-  /// (channels_last, or 2-D) this is one pass over memory instead of three. `forward` uses the same kernel there. The
-  /// fused kernel has no second derivative. @param residual shape and dtype of `input`; undefined adds nothing.
+  /// (channels_last, or 2-D) this is one pass over memory instead of three. `forward` uses the same kernel there.
+  /// @param residual shape and dtype of `input`; undefined adds nothing.
   at::Tensor forward_relu(const at::Tensor& input, const at::Tensor& residual = {});
 
   SyncBatchNormOptions options;

@@ -28,10 +28,18 @@ struct ExportedInput {
   std::vector<int64_t> shape;
 };
 
+/// Returns the shape as a text: "(any, 8)".
+std::string to_string(const ExportedInput& input);
+
 struct ExportedModelOptions {
+  /// Call LibTorch's operators only: losses have the bits of PyTorch's. Else some operators run on kernels of the
+  /// library where they are faster; losses then agree within rounding.
+  bool exact = false;
   /// Operators outside of ATen that the file may call: "mylib::op". The program has registered them.
   std::vector<std::string> operators = {};
 };
+
+class AdaptableImpl;
 
 /// See ExportedModel.
 class ExportedModelImpl : public torch::nn::Module {
@@ -60,8 +68,9 @@ class ExportedModelImpl : public torch::nn::Module {
   at::Device device_for(const std::vector<at::Tensor>& inputs) const;
 
   std::shared_ptr<const detail::ExportedFile> file_;
-  std::vector<at::Tensor> registered_;  // parameters and persistent buffers, in the order of the file
-  std::vector<at::Tensor> others_;      // constants and other buffers, which follow the device of the inputs
+  std::vector<at::Tensor> registered_;                  // parameters and persistent buffers, in the order of the file
+  std::vector<std::shared_ptr<AdaptableImpl>> layers_;  // whose weight they are, or null
+  std::vector<at::Tensor> others_;  // constants and other buffers, which follow the device of the inputs
 };
 
 /// A PyTorch model in a file that `trainkit.export_model(model, example_inputs, "model.tkm")` has written in Python: a

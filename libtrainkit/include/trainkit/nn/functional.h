@@ -63,9 +63,9 @@ at::Tensor embedding_lookup(const at::Tensor& ids, const at::Tensor& weight, boo
 /// of 8 there, as is C if the input needs a gradient. The channels are innermost in the memory of the result
 /// (channels_last); an input in this format is not copied. Values agree with LibTorch's within rounding: 1e-5 of the
 /// largest value. Except for matrix products, results are bitwise equal for any number of threads. Under autocast to
-/// bfloat16 the same kernels compute in float32 and the result is bfloat16, unless the processor has AMX. No second
-/// derivative: backward with create_graph throws c10::NotImplementedError. Other inputs use LibTorch's operations, and
-/// so does everything if the environment variable TRAINKIT_CONVOLUTION is 0.
+/// bfloat16 the same kernels compute in float32 and the result is bfloat16, unless the processor has AMX. Backward with
+/// create_graph, other inputs, and everything if the environment variable TRAINKIT_CONVOLUTION is 0, use LibTorch's
+/// operations.
 ///
 /// @param bias (output channels) or undefined. @param stride, padding one number for each dimension of the kernel.
 at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,

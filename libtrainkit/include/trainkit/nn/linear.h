@@ -9,9 +9,13 @@
 
 namespace trainkit {
 
-/// Base of Linear and Conv1D: a weight, an optional bias and an optional low-rank adapter.
+/// Base of Linear and Conv1D: a weight, an optional bias and an optional low-rank adapter. Itself a linear layer of an
+/// ExportedModel.
 class AdaptableImpl : public torch::nn::Module {
  public:
+  /// Registers the weight of an exported layer, whose graph computes the products. Its adapter has no dropout.
+  AdaptableImpl(at::Tensor weight, bool weight_is_transposed);
+
   /// Maps (..., in_features) to (..., out_features). An unmerged adapter adds scaling * B(A(dropout(x))).
   at::Tensor forward(const at::Tensor& x);
 
@@ -42,7 +46,15 @@ class AdaptableImpl : public torch::nn::Module {
   AdaptableImpl(int64_t in_features, int64_t out_features, bool with_bias, bool weight_is_transposed);
 
  private:
+  friend class ExportedModelImpl;
+  /// Returns the weight with an unmerged adapter added, differentiable in all of them.
+  at::Tensor adapted_weight() const;
+  /// Copies the adapter of `other`, if it has one, to the weight's device.
+  void copy_adapter(const AdaptableImpl& other);
+  void register_adapter(const at::Tensor& a, const at::Tensor& b);
+
   bool weight_is_transposed_;
+  bool computes_ = true;  // forward() is called
   bool merged_ = false;
   double scaling_ = 0, dropout_ = 0;
   at::Tensor lora_a_, lora_b_;

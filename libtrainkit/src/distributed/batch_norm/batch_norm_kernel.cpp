@@ -2,6 +2,8 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/native_batch_norm_backward.h>
+#include <ATen/ops/threshold_backward.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -277,6 +279,7 @@ struct FusedBatchNorm : torch::autograd::Function<FusedBatchNorm> {
                             bool relu) {
     const at::Tensor residual = to_add.value_or(at::Tensor());
     context->saved_data["residual"] = residual.defined() && residual.requires_grad();
+    context->saved_data["eps"] = running.eps;
     return x.scalar_type() == at::kFloat ? run_forward<float>(context, x, residual, weight, bias, running, relu)
                                          : run_forward<uint16_t>(context, x, residual, weight, bias, running, relu);
   }
@@ -317,13 +320,17 @@ struct FusedBatchNorm : torch::autograd::Function<FusedBatchNorm> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!c10::GradMode::is_enabled(),
-                                "the fused batch norm on the CPU has no second derivative (create_graph); use "
-                                "torch::nn::BatchNorm1d or 2d");
     const auto saved = context->get_saved_variables();
     const at::Tensor& x = saved[0];
     const at::Tensor dy = gradients[0].to(x.scalar_type()).contiguous(x.suggest_memory_format());
     const bool of_residual = context->saved_data["residual"].toBool();
+    if (c10::GradMode::is_enabled()) {  // LibTorch's gradient has a derivative
+      const at::Tensor g = saved[4].defined() ? at::threshold_backward(dy, saved[4], 0) : dy;
+      const auto [dx, d_weight, d_bias] =
+          at::native_batch_norm_backward(g, x, saved[1], {}, {}, saved[2], saved[3], /*train=*/true,
+                                         context->saved_data["eps"].toDouble(), {true, true, true});
+      return {dx, of_residual ? g : at::Tensor(), d_weight, d_bias, {}, {}};
+    }
     return x.scalar_type() == at::kFloat ? run_backward<float>(dy, saved, of_residual)
                                          : run_backward<uint16_t>(dy, saved, of_residual);
   }

@@ -19,8 +19,8 @@ bool has_fused_batch_norm(const at::Tensor& x, const at::Tensor& residual, const
                           const at::Tensor& bias);
 
 /// Computes batch_norm(x) with the statistics of its rows, adds `residual` if it is defined, and applies ReLU if
-/// `relu`. The statistics do not depend on the number of threads. No second derivative. Source of the formulas: Ioffe
-/// and Szegedy, arXiv 1502.03167.
+/// `relu`. The statistics do not depend on the number of threads. Backward with create_graph uses LibTorch's
+/// operation. Source of the formulas: Ioffe and Szegedy, arXiv 1502.03167.
 at::Tensor fused_batch_norm(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
                             const at::Tensor& bias, const BatchNormRunning& running, bool relu);
 

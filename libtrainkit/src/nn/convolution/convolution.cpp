@@ -4,6 +4,7 @@
 #include <ATen/ops/conv1d.h>
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/conv3d.h>
+#include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/threshold_backward.h>
@@ -186,11 +187,10 @@ struct ConvolutionFunction : torch::autograd::Function<ConvolutionFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled(),
-                                "convolution has no second derivative on the CPU; set TRAINKIT_CONVOLUTION=0");
     const auto saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &y = saved[2];
     const ImageShape s = shape_of(context->saved_data["numbers"].toIntVector());
+    if (at::GradMode::is_enabled()) return differentiable_gradients(context, gradients[0], saved, s);
     at::Tensor dy = gradients[0].contiguous();
     if (y.defined()) dy = at::threshold_backward(dy, y, 0);
     const int64_t side = detail::winograd_side(s);
@@ -220,6 +220,21 @@ struct ConvolutionFunction : torch::autograd::Function<ConvolutionFunction> {
       });
     }
     if (context->saved_data["has_bias"].toBool()) d_bias = dy.view({-1, s.kernels}).sum(0);
+    return {dx, d_weight, d_bias, {}, {}};
+  }
+
+  /// The gradients by LibTorch's operation, which has a derivative.
+  static variable_list differentiable_gradients(AutogradContext* context, at::Tensor dy, const variable_list& saved,
+                                                const ImageShape& s) {
+    if (saved[2].defined()) dy = at::threshold_backward(dy, saved[2], 0);
+    const bool has_bias = context->saved_data["has_bias"].toBool();
+    auto [dx, d_weight, d_bias] = at::convolution_backward(
+        dy.movedim(-1, 1), saved[0].movedim(-1, 1), saved[1].permute({4, 3, 0, 1, 2}),
+        has_bias ? at::OptionalIntArrayRef(at::IntArrayRef(s.kernels)) : std::nullopt, {1, 1, s.stride}, s.padding,
+        {1, 1, 1}, /*transposed=*/false, /*output_padding=*/{0, 0, 0}, /*groups=*/1,
+        {context->needs_input_grad(0), context->needs_input_grad(1), has_bias});
+    if (dx.defined()) dx = dx.movedim(1, -1);
+    if (d_weight.defined()) d_weight = d_weight.permute({2, 3, 4, 1, 0});
     return {dx, d_weight, d_bias, {}, {}};
   }
 };

@@ -13,6 +13,7 @@
 #include "nn/exported/exported_graph.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
+#include "trainkit/nn/linear.h"
 
 namespace trainkit {
 namespace detail {
@@ -33,6 +34,8 @@ struct ExportedFile {
     std::string name;
     bool is_parameter = false;
     bool requires_grad = false;
+    /// Set for the weight of a linear layer: whether it is (in, out) instead of (out, in).
+    std::optional<bool> is_transposed = std::nullopt;
   };
 
   std::vector<ExportedInput> inputs;
@@ -105,6 +108,23 @@ ExportedFile::Mode mode_of(const Json& json, const ExportedFile& file,
   return mode;
 }
 
+/// Notes the parameters that are weights of linear layers in both modes.
+void find_linear_layers(ExportedFile& file) {
+  const auto weights_of = [](const ExportedFile::Mode& mode) {
+    std::map<size_t, bool> weights;
+    for (const auto& [input, is_transposed] : mode.graph->linear_weights()) {
+      const auto& [kind, index] = mode.inputs[static_cast<size_t>(input)];
+      if (kind == ExportedFile::GraphInput::Kind::kRegistered) weights.emplace(index, is_transposed);
+    }
+    return weights;
+  };
+  const auto in_eval = weights_of(file.eval);
+  for (const auto& weight : weights_of(file.train)) {
+    ExportedFile::Registered& entry = file.registered[weight.first];
+    if (in_eval.contains(weight.first) && entry.name.ends_with(".weight")) entry.is_transposed = weight.second;
+  }
+}
+
 /// Throws c10::ValueError, or an exception of nlohmann, if the description is not valid.
 std::shared_ptr<const ExportedFile> read_description(const Json& json, const ExportedModelOptions& options) {
   TORCH_CHECK_VALUE(json.at("version") == 1, "is of version ", json.at("version").dump(),
@@ -112,6 +132,7 @@ std::shared_ptr<const ExportedFile> read_description(const Json& json, const Exp
   auto file = std::make_shared<ExportedFile>();
   auto tables = std::make_shared<detail::ExportedTables>();
   tables->operators = detail::find_operators(json.at("operators"), options.operators);
+  tables->has_kernels = !options.exact;
   tables->sources = json.at("sources").get<std::vector<std::string>>();
   file->inputs = inputs_of(json.at("inputs"));
   file->outputs = json.at("outputs").get<std::vector<std::string>>();
@@ -130,6 +151,7 @@ std::shared_ptr<const ExportedFile> read_description(const Json& json, const Exp
   for (const Json& name : json.at("constants")) file->others.push_back("constant." + name.get<std::string>());
   file->train = mode_of(json.at("train"), *file, tables);
   file->eval = mode_of(json.at("eval"), *file, tables);
+  find_linear_layers(*file);
   return file;
 }
 
@@ -137,8 +159,9 @@ Error model_error(const std::string& path, std::string problem) {
   return {.exit_code = ExitCode::kWeights, .id = "weights.model", .where = path, .problem = std::move(problem)};
 }
 
-/// The submodule with the dotted name, made if it does not exist.
-torch::nn::Module& submodule(torch::nn::Module& root, std::string_view path) {
+/// The submodule with the dotted name, made by `make` if it does not exist.
+template <class Make>
+torch::nn::Module& submodule(torch::nn::Module& root, std::string_view path, Make make) {
   torch::nn::Module* module = &root;
   while (!path.empty()) {
     const size_t dot = path.find('.');
@@ -148,15 +171,23 @@ torch::nn::Module& submodule(torch::nn::Module& root, std::string_view path) {
     for (const auto& child : module->named_children()) {
       if (child.key() == name) next = child.value();
     }
+    if (!next && path.empty()) next = module->register_module(name, make());
     if (!next) next = module->register_module(name, std::make_shared<torch::nn::Module>());
     module = next.get();
   }
   return *module;
 }
 
-void register_tensor(torch::nn::Module& root, const std::string& name, const at::Tensor& tensor, bool is_parameter) {
+/// The module that owns a tensor.
+template <class Make>
+torch::nn::Module& owner_of(torch::nn::Module& root, const std::string& name, Make make) {
   const size_t dot = name.rfind('.');
-  torch::nn::Module& owner = submodule(root, dot == std::string::npos ? "" : std::string_view(name).substr(0, dot));
+  return submodule(root, dot == std::string::npos ? "" : std::string_view(name).substr(0, dot), make);
+}
+
+void register_tensor(torch::nn::Module& root, const std::string& name, const at::Tensor& tensor, bool is_parameter) {
+  torch::nn::Module& owner = owner_of(root, name, [] { return std::make_shared<torch::nn::Module>(); });
+  const size_t dot = name.rfind('.');
   const std::string own = dot == std::string::npos ? name : name.substr(dot + 1);
   if (is_parameter) {
     owner.register_parameter(own, tensor, tensor.requires_grad());
@@ -165,13 +196,13 @@ void register_tensor(torch::nn::Module& root, const std::string& name, const at:
   }
 }
 
-std::string describe(const ExportedInput& input) {
+}  // namespace
+
+std::string to_string(const ExportedInput& input) {
   std::vector<std::string> sizes;
   for (const int64_t size : input.shape) sizes.push_back(size < 0 ? "any" : std::to_string(size));
-  return fmt::format("({}) {}", fmt::join(sizes, ", "), c10::toString(input.dtype));
+  return fmt::format("({})", fmt::join(sizes, ", "));
 }
-
-}  // namespace
 
 ExportedModelImpl::ExportedModelImpl(std::shared_ptr<const ExportedFile> file, NamedTensors tensors)
     : torch::nn::Module("ExportedModel"), file_(std::move(file)) {
@@ -179,8 +210,14 @@ ExportedModelImpl::ExportedModelImpl(std::shared_ptr<const ExportedFile> file, N
   for (const ExportedFile::Registered& entry : file_->registered) {
     at::Tensor tensor = by_name.at(entry.name);
     if (entry.is_parameter) tensor.set_requires_grad(entry.requires_grad);
-    register_tensor(*this, entry.name, tensor, entry.is_parameter);
+    std::shared_ptr<AdaptableImpl> layer;
+    if (entry.is_transposed && tensor.dim() == 2) {
+      owner_of(*this, entry.name,
+               [&] { return layer = std::make_shared<AdaptableImpl>(tensor, *entry.is_transposed); });
+    }
+    if (!layer) register_tensor(*this, entry.name, tensor, entry.is_parameter);
     registered_.push_back(std::move(tensor));
+    layers_.push_back(std::move(layer));
     for (const auto& [name, first] : file_->ties) {
       if (first == entry.name) register_tensor(*this, name, registered_.back(), entry.is_parameter);
     }
@@ -205,7 +242,7 @@ void ExportedModelImpl::check(const std::vector<at::Tensor>& inputs) const {
     for (size_t d = 0; fits && d < expected.shape.size(); ++d) {
       fits = expected.shape[d] < 0 || expected.shape[d] == input.size(static_cast<int64_t>(d));
     }
-    TORCH_CHECK_VALUE(fits, "input ", expected.name, " must be ", describe(expected), ", got ",
+    TORCH_CHECK_VALUE(fits, "input ", expected.name, " must be ", to_string(expected), " ", expected.dtype, ", got ",
                       input.defined()
                           ? fmt::format("({}) {}", fmt::join(input.sizes(), ", "), c10::toString(input.scalar_type()))
                           : std::string("an undefined tensor"));
@@ -225,6 +262,8 @@ std::vector<c10::IValue> ExportedModelImpl::run(const std::vector<at::Tensor>& i
     using Kind = ExportedFile::GraphInput::Kind;
     if (kind == Kind::kFixed) {
       values.emplace_back();
+    } else if (kind == Kind::kRegistered && layers_[index]) {
+      values.emplace_back(layers_[index]->adapted_weight());
     } else {
       values.emplace_back(kind == Kind::kInput        ? inputs[index]
                           : kind == Kind::kRegistered ? registered_[index]
@@ -275,8 +314,10 @@ std::shared_ptr<torch::nn::Module> ExportedModelImpl::clone(const std::optional<
   }
   for (size_t i = 0; i < others_.size(); ++i) tensors.emplace_back(file_->others[i], copied(others_[i]));
   auto copy = std::make_shared<ExportedModelImpl>(file_, std::move(tensors));
-  for (size_t i = 0; i < registered_.size(); ++i)
+  for (size_t i = 0; i < registered_.size(); ++i) {
     copy->registered_[i].set_requires_grad(registered_[i].requires_grad());
+    if (layers_[i]) copy->layers_[i]->copy_adapter(*layers_[i]);
+  }
   copy->train(is_training());
   return copy;
 }

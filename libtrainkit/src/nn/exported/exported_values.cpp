@@ -197,6 +197,13 @@ c10::IValue ExportedValue::in_call(const std::vector<c10::IValue>& values, at::D
   return other;
 }
 
+std::optional<double> ExportedValue::constant_number() const {
+  if (!constant()) return std::nullopt;
+  if (constant_.isScalar()) return constant_.toScalar().toDouble();
+  const bool is_number = constant_.isTensor() && constant_.toTensor().defined() && constant_.toTensor().numel() == 1;
+  return is_number ? std::optional(constant_.toTensor().item<double>()) : std::nullopt;
+}
+
 void ExportedValue::append_uses(std::vector<int64_t>& uses) const {
   if (number_ >= 0) uses.push_back(number_);
   for (const ExportedValue& part : parts_) part.append_uses(uses);

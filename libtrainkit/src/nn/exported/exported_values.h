@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,12 @@ class ExportedValue {
 
   /// The value in a call; `values` are those computed so far. Throws c10::ValueError if one is of another type.
   c10::IValue in_call(const std::vector<c10::IValue>& values, at::Device device) const;
+  /// The value if it is the same in each call, else nullptr.
+  const c10::IValue* constant() const { return number_ < 0 && !is_device_ && !is_list_ ? &constant_ : nullptr; }
+  /// The number of the value that it is, or -1.
+  int64_t number() const { return number_; }
+  /// The number that it is in each call.
+  std::optional<double> constant_number() const;
   /// Appends the numbers of the values that it uses.
   void append_uses(std::vector<int64_t>& uses) const;
 

@@ -45,80 +45,6 @@ int64_t power(int64_t base, int64_t exponent) {
   return result;
 }
 
-using Two = IValue (*)(const IValue&, const IValue&);
-
-const std::map<std::string, Two>& functions_of_two() {
-  static const std::map<std::string, Two> functions = {
-      {"add",
-       [](const IValue& a, const IValue& b) -> IValue {
-         if (!is_integer(a) || !is_integer(b)) return number(a) + number(b);
-         return checked(integer(a), integer(b),
-                        [](int64_t x, int64_t y, int64_t* z) { return __builtin_add_overflow(x, y, z); });
-       }},
-      {"sub",
-       [](const IValue& a, const IValue& b) -> IValue {
-         if (!is_integer(a) || !is_integer(b)) return number(a) - number(b);
-         return checked(integer(a), integer(b),
-                        [](int64_t x, int64_t y, int64_t* z) { return __builtin_sub_overflow(x, y, z); });
-       }},
-      {"mul",
-       [](const IValue& a, const IValue& b) -> IValue {
-         if (!is_integer(a) || !is_integer(b)) return number(a) * number(b);
-         return checked(integer(a), integer(b),
-                        [](int64_t x, int64_t y, int64_t* z) { return __builtin_mul_overflow(x, y, z); });
-       }},
-      {"floordiv",
-       [](const IValue& a, const IValue& b) -> IValue {
-         if (!is_integer(a) || !is_integer(b)) return std::floor(number(a) / number(b));
-         return floordiv(integer(a), integer(b));
-       }},
-      {"mod",
-       [](const IValue& a, const IValue& b) -> IValue {
-         if (!is_integer(a) || !is_integer(b)) return number(a) - std::floor(number(a) / number(b)) * number(b);
-         return integer(a) - floordiv(integer(a), integer(b)) * integer(b);
-       }},
-      {"pow",
-       [](const IValue& a, const IValue& b) -> IValue {
-         if (!is_integer(a) || !is_integer(b)) return std::pow(number(a), number(b));
-         return power(integer(a), integer(b));
-       }},
-      {"truediv", [](const IValue& a, const IValue& b) -> IValue { return number(a) / number(b); }},
-      {"max", [](const IValue& a, const IValue& b) -> IValue { return number(b) > number(a) ? b : a; }},
-      {"min", [](const IValue& a, const IValue& b) -> IValue { return number(b) < number(a) ? b : a; }},
-      {"eq", [](const IValue& a, const IValue& b) -> IValue { return number(a) == number(b); }},
-      {"ne", [](const IValue& a, const IValue& b) -> IValue { return number(a) != number(b); }},
-      {"lt", [](const IValue& a, const IValue& b) -> IValue { return number(a) < number(b); }},
-      {"le", [](const IValue& a, const IValue& b) -> IValue { return number(a) <= number(b); }},
-      {"gt", [](const IValue& a, const IValue& b) -> IValue { return number(a) > number(b); }},
-      {"ge", [](const IValue& a, const IValue& b) -> IValue { return number(a) >= number(b); }},
-      {"and", [](const IValue& a, const IValue& b) -> IValue { return is_true(a) && is_true(b); }},
-      {"or", [](const IValue& a, const IValue& b) -> IValue { return is_true(a) || is_true(b); }},
-  };
-  return functions;
-}
-
-using One = IValue (*)(const IValue&);
-
-const std::map<std::string, One>& functions_of_one() {
-  static const std::map<std::string, One> functions = {
-      {"neg",
-       [](const IValue& a) -> IValue {
-         if (!is_integer(a)) return -number(a);
-         return checked(0, integer(a),
-                        [](int64_t x, int64_t y, int64_t* z) { return __builtin_sub_overflow(x, y, z); });
-       }},
-      {"float", [](const IValue& a) -> IValue { return number(a); }},
-      {"int",
-       [](const IValue& a) -> IValue {
-         if (is_integer(a)) return integer(a);
-         TORCH_CHECK_VALUE(std::abs(a.toDouble()) < 9e18, "a size does not fit into 64 bits");
-         return static_cast<int64_t>(a.toDouble());
-       }},
-      {"not", [](const IValue& a) -> IValue { return !is_true(a); }},
-  };
-  return functions;
-}
-
 /// An output of an operator with several, or an element of a list.
 IValue item(const IValue& all, int64_t index) {
   if (all.isTuple()) {
@@ -127,42 +53,109 @@ IValue item(const IValue& all, int64_t index) {
     return elements[static_cast<size_t>(index)];
   }
   TORCH_CHECK_VALUE(all.isList(), "an element of a value that is no list");
-  const auto list = all.toList();
+  const c10::ArrayRef<IValue> list = all.toListRef();
   TORCH_CHECK_VALUE(index >= -static_cast<int64_t>(list.size()) && index < static_cast<int64_t>(list.size()),
                     "element ", index, " of a list of ", list.size());
-  return list.get(static_cast<size_t>(index < 0 ? index + static_cast<int64_t>(list.size()) : index));
+  return list[static_cast<size_t>(index < 0 ? index + static_cast<int64_t>(list.size()) : index)];
+}
+
+using Arguments = c10::ArrayRef<IValue>;
+
+/// Applies `whole`, which returns whether it overflows, to two integers, and `real` to other numbers.
+template <class Whole, class Real>
+IValue arithmetic(Arguments a, Whole whole, Real real) {
+  if (!is_integer(a[0]) || !is_integer(a[1])) return real(number(a[0]), number(a[1]));
+  return checked(integer(a[0]), integer(a[1]), whole);
+}
+
+using Functions = std::map<std::string, PythonFunction>;
+
+void add(Functions& map, const char* name, size_t count, IValue (*function)(Arguments)) {
+  map.emplace(name, PythonFunction{name, count, function});
+}
+
+void add_comparisons(Functions& map) {
+  add(map, "max", 2, [](Arguments a) { return number(a[1]) > number(a[0]) ? a[1] : a[0]; });
+  add(map, "min", 2, [](Arguments a) { return number(a[1]) < number(a[0]) ? a[1] : a[0]; });
+  add(map, "eq", 2, [](Arguments a) -> IValue { return number(a[0]) == number(a[1]); });
+  add(map, "ne", 2, [](Arguments a) -> IValue { return number(a[0]) != number(a[1]); });
+  add(map, "lt", 2, [](Arguments a) -> IValue { return number(a[0]) < number(a[1]); });
+  add(map, "le", 2, [](Arguments a) -> IValue { return number(a[0]) <= number(a[1]); });
+  add(map, "gt", 2, [](Arguments a) -> IValue { return number(a[0]) > number(a[1]); });
+  add(map, "ge", 2, [](Arguments a) -> IValue { return number(a[0]) >= number(a[1]); });
+  add(map, "and", 2, [](Arguments a) -> IValue { return is_true(a[0]) && is_true(a[1]); });
+  add(map, "or", 2, [](Arguments a) -> IValue { return is_true(a[0]) || is_true(a[1]); });
+}
+
+const Functions& functions() {
+  static const auto all = [] {
+    Functions map;
+    add_comparisons(map);
+    add(map, "getitem", 2, [](Arguments a) {
+      TORCH_CHECK_VALUE(a[1].isInt(), "an index that is no integer");
+      return item(a[0], a[1].toInt());
+    });
+    add(map, "ite", 3, [](Arguments a) { return is_true(a[0]) ? a[1] : a[2]; });
+    add(map, "add", 2, [](Arguments a) {
+      return arithmetic(
+          a, [](int64_t x, int64_t y, int64_t* z) { return __builtin_add_overflow(x, y, z); }, std::plus<double>());
+    });
+    add(map, "sub", 2, [](Arguments a) {
+      return arithmetic(
+          a, [](int64_t x, int64_t y, int64_t* z) { return __builtin_sub_overflow(x, y, z); }, std::minus<double>());
+    });
+    add(map, "mul", 2, [](Arguments a) {
+      return arithmetic(
+          a, [](int64_t x, int64_t y, int64_t* z) { return __builtin_mul_overflow(x, y, z); },
+          std::multiplies<double>());
+    });
+    add(map, "floordiv", 2, [](Arguments a) -> IValue {
+      if (!is_integer(a[0]) || !is_integer(a[1])) return std::floor(number(a[0]) / number(a[1]));
+      return floordiv(integer(a[0]), integer(a[1]));
+    });
+    add(map, "mod", 2, [](Arguments a) -> IValue {
+      if (is_integer(a[0]) && is_integer(a[1])) {
+        return integer(a[0]) - floordiv(integer(a[0]), integer(a[1])) * integer(a[1]);
+      }
+      return number(a[0]) - std::floor(number(a[0]) / number(a[1])) * number(a[1]);
+    });
+    add(map, "pow", 2, [](Arguments a) -> IValue {
+      if (!is_integer(a[0]) || !is_integer(a[1])) return std::pow(number(a[0]), number(a[1]));
+      return power(integer(a[0]), integer(a[1]));
+    });
+    add(map, "truediv", 2, [](Arguments a) -> IValue { return number(a[0]) / number(a[1]); });
+    add(map, "neg", 1, [](Arguments a) -> IValue {
+      if (!is_integer(a[0])) return -number(a[0]);
+      return checked(0, integer(a[0]),
+                     [](int64_t x, int64_t y, int64_t* z) { return __builtin_sub_overflow(x, y, z); });
+    });
+    add(map, "float", 1, [](Arguments a) -> IValue { return number(a[0]); });
+    add(map, "int", 1, [](Arguments a) -> IValue {
+      if (is_integer(a[0])) return integer(a[0]);
+      TORCH_CHECK_VALUE(std::abs(a[0].toDouble()) < 9e18, "a size does not fit into 64 bits");
+      return static_cast<int64_t>(a[0].toDouble());
+    });
+    add(map, "not", 1, [](Arguments a) -> IValue { return !is_true(a[0]); });
+    return map;
+  }();
+  return all;
 }
 
 }  // namespace
 
-bool is_python_function(const std::string& name) {
-  return name == "getitem" || name == "ite" || functions_of_one().contains(name) || functions_of_two().contains(name);
+IValue PythonFunction::operator()(c10::ArrayRef<IValue> arguments) const {
+  TORCH_CHECK_VALUE(arguments.size() == count, name, " takes ", count, " arguments, got ", arguments.size());
+  if (name != "getitem") {
+    for (const IValue& value : arguments) {
+      TORCH_CHECK_VALUE(value.isInt() || value.isDouble() || value.isBool(), name, " of a ", value.tagKind());
+    }
+  }
+  return function(arguments);
 }
 
-IValue call_python_function(const std::string& name, const std::vector<IValue>& arguments) {
-  const auto needs = [&](size_t count) {
-    TORCH_CHECK_VALUE(arguments.size() == count, name, " takes ", count, " arguments, got ", arguments.size());
-  };
-  if (name == "getitem") {
-    needs(2);
-    TORCH_CHECK_VALUE(arguments[1].isInt(), "an index that is no integer");
-    return item(arguments[0], arguments[1].toInt());
-  }
-  for (const IValue& value : arguments) {
-    TORCH_CHECK_VALUE(value.isInt() || value.isDouble() || value.isBool(), name, " of a ", value.tagKind());
-  }
-  if (name == "ite") {
-    needs(3);
-    return is_true(arguments[0]) ? arguments[1] : arguments[2];
-  }
-  if (const auto one = functions_of_one().find(name); one != functions_of_one().end()) {
-    needs(1);
-    return one->second(arguments[0]);
-  }
-  const auto two = functions_of_two().find(name);
-  TORCH_CHECK_VALUE(two != functions_of_two().end(), "a function '", name, "', which this version does not know");
-  needs(2);
-  return two->second(arguments[0], arguments[1]);
+const PythonFunction* find_python_function(const std::string& name) {
+  const auto found = functions().find(name);
+  return found == functions().end() ? nullptr : &found->second;
 }
 
 }  // namespace trainkit::detail

@@ -1,6 +1,7 @@
 #include "trainkit/nn/linear.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/empty.h>
@@ -31,6 +32,11 @@ AdaptableImpl::AdaptableImpl(int64_t in_features, int64_t out_features, bool wit
   if (with_bias) bias = register_parameter("bias", at::zeros({out_features}));
 }
 
+AdaptableImpl::AdaptableImpl(at::Tensor of, bool weight_is_transposed)
+    : weight_is_transposed_(weight_is_transposed), computes_(false) {
+  weight = register_parameter("weight", of, of.requires_grad());
+}
+
 at::Tensor AdaptableImpl::forward(const at::Tensor& x) {
   at::Tensor out = at::linear(x, weight_is_transposed_ ? weight.t() : weight, bias);
   if (!lora_a_.defined() || merged_) return out;
@@ -43,16 +49,39 @@ void AdaptableImpl::add_adapter(int64_t rank, double scaling, double dropout) {
   TORCH_CHECK(!lora_a_.defined(), "the layer already has an adapter");
   TORCH_CHECK_VALUE(rank >= 1, "rank must be >= 1, got ", rank);
   TORCH_CHECK_VALUE(dropout >= 0 && dropout < 1, "dropout must be in [0, 1), got ", dropout);
-  const auto add = [&](const char* name, at::Tensor values) {
+  TORCH_CHECK_VALUE(dropout == 0 || computes_, "the adapter of an exported layer has no dropout");
+  at::Tensor start = at::empty({rank, in_features()});
+  initialise_linear(start);
+  register_adapter(start, at::zeros({out_features(), rank}));
+  scaling_ = scaling;
+  dropout_ = dropout;
+}
+
+void AdaptableImpl::register_adapter(const at::Tensor& a, const at::Tensor& b) {
+  const auto add = [&](const char* name, const at::Tensor& values) {
     const auto part = register_module(name, std::make_shared<AdapterPartImpl>());
     return part->register_parameter("weight", values.to(weight.options()));
   };
-  at::Tensor start = at::empty({rank, in_features()});
-  initialise_linear(start);
-  lora_a_ = add("lora_A", start);
-  lora_b_ = add("lora_B", at::zeros({out_features(), rank}));
-  scaling_ = scaling;
-  dropout_ = dropout;
+  lora_a_ = add("lora_A", a);
+  lora_b_ = add("lora_B", b);
+}
+
+void AdaptableImpl::copy_adapter(const AdaptableImpl& other) {
+  if (!other.has_adapter()) return;
+  const auto copy = [](const at::Tensor& tensor) { return tensor.defined() ? tensor.detach().clone() : tensor; };
+  register_adapter(copy(other.lora_a_), copy(other.lora_b_));
+  lora_a_.set_requires_grad(other.lora_a_.requires_grad());
+  lora_b_.set_requires_grad(other.lora_b_.requires_grad());
+  scaling_ = other.scaling_;
+  dropout_ = other.dropout_;
+  merged_ = other.merged_;
+  weight_before_ = copy(other.weight_before_);
+}
+
+at::Tensor AdaptableImpl::adapted_weight() const {
+  if (!lora_a_.defined() || merged_) return weight;
+  const at::Tensor change = at::mm(lora_b_, lora_a_);  // (out, in)
+  return at::add(weight, weight_is_transposed_ ? change.t() : change, scaling_);
 }
 
 void AdaptableImpl::remove_adapter() {

@@ -55,6 +55,10 @@ absl::StatusOr<LoRALayers> find_lora_targets(torch::nn::Module& model, const LoR
       error.expected = "trainkit::Linear or Conv1D";
       return to_status(error);
     }
+    const bool is_exported = !layer->as<LinearImpl>() && !layer->as<Conv1DImpl>();
+    if (config.dropout > 0 && is_exported) {
+      return to_status(usage_error(item.key(), "the adapter of an exported layer has no dropout"));
+    }
     layers.emplace_back(item.key(), layer);
   }
   for (size_t i = 0; i < found.size(); ++i) {
