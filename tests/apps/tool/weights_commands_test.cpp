@@ -74,6 +74,21 @@ TEST_CASE("inspect shows inputs and operators of an exported model") {
   CHECK_THAT(Tool(dir, {"inspect", dir / "bad.tkm"}).output, Catch::Contains("its description is damaged"));
 }
 
+TEST_CASE("export gives tied weights the names of an exported model, and refuses one that is none") {
+  TempDir dir;
+  nlohmann::json description = handmade_description();
+  description["ties"] = {{"head.weight", "fc.weight"}, {"gone.weight", "gone"}};
+  REQUIRE(write_exported(dir / "model.tkm", description).ok());
+  REQUIRE(save_safetensors(Fs::posix(), dir / "w.safetensors", kWeights).ok());
+  REQUIRE(Tool(dir, {"export", dir / "w.safetensors", dir / "w.pt", "--model", dir / "model.tkm"}).code == 0);
+  const TorchFile file = TorchFile::open(dir / "w.pt").value();
+  CHECK(file.entries().size() == 3);
+  CHECK(file.tensor("head.weight").value().equal(kWeights[0].second));
+  const Tool wrong(dir, {"export", dir / "w.safetensors", dir / "v.pt", "--model", dir / "w.safetensors"});
+  CHECK(wrong.code == 5);
+  CHECK_THAT(wrong.errors, Catch::Contains("is no exported model"));
+}
+
 TEST_CASE("inspect verifies a checkpoint and lists both of its files") {
   TempDir dir;
   save_checkpoint(dir);

@@ -66,11 +66,3 @@ TEST_CASE("A trained model goes back into Python, tied weights under both names"
   CHECK_THAT(tool(dir, {"export", dir / "run", dir / "again.pt"}).output,
              Contains("tied.tkm does not exist") && Contains("--model"));
 }
-
-TEST_CASE("trainkit export refuses a model that is none", "[apps][train]") {
-  const TempDir dir;
-  REQUIRE(save_safetensors(Fs::posix(), dir / "w.safetensors", {{"a", at::ones({2})}}).ok());
-  const Ended ended = tool(dir, {"export", dir / "w.safetensors", dir / "w.pt", "--model", dir / "w.safetensors"});
-  CHECK(ended.code == 5);
-  CHECK_THAT(ended.errors, Contains("is no exported model"));
-}
