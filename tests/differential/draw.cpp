@@ -99,6 +99,12 @@ void draw_layers(Dice& dice, Spec& spec) {
     if (layer.out > 0) width = layer.out;
     spec.layers.push_back(layer);
   }
+  // A layer that synchronises after a branch that the rows of some replicas or ranks skip.
+  if ((spec.oracle == "replicas" || spec.oracle == "ranks") && dice.chance(35)) {
+    const std::string matrix = vector ? "linear" : spec.input == "sequence" ? "conv1d" : "conv2d";
+    spec.layers.push_back({.kind = matrix, .out = width, .branch = true});
+    spec.layers.push_back({.kind = "sync_batch_norm"});
+  }
   if (spec.tied_head && width != first_width) spec.tied_head = false;
 }
 
