@@ -1,6 +1,5 @@
 // Draws what a host does around the steps of a program: players, rates and freezing, events and sources.
 #include <algorithm>
-#include <set>
 
 #include "draw.h"
 
@@ -47,26 +46,9 @@ void draw_shared(Dice& dice, Spec& spec) {
   }
 }
 
-/// Whether branches and SyncBatchNorm layers belong to several players, which ranks do not support.
-bool synchronises_between_players(const Spec& spec) {
-  bool has_branch = false, has_norm = false;
-  std::set<int64_t> players;
-  for (const LayerSpec& layer : spec.layers) {
-    const bool is_norm = layer.kind == "sync_batch_norm";
-    if (layer.branch || is_norm) players.insert(layer.player);
-    has_branch |= layer.branch, has_norm |= is_norm;
-  }
-  return has_branch && has_norm && players.size() > 1;
-}
-
 void draw_players(Dice& dice, Spec& spec) {
   const int64_t count = dice.between(2, 3);
   if (spec.oracle == "shards" || spec.two_steps || !divide_model(dice, spec, count)) return;
-  if (spec.oracle == "ranks" && synchronises_between_players(spec)) {
-    spec.head_player = 0;
-    for (LayerSpec& layer : spec.layers) layer.player = 0;
-    return;
-  }
   // Optimizers that divide by a gradient's size enlarge the rounding in a parameter before a norm, whose true gradient
   // is 0, and a player may have no other one.
   const auto is_norm = [](const LayerSpec& layer) { return layer.kind.ends_with("_norm"); };

@@ -32,8 +32,11 @@ void RankReduction::run(const DeviceReplicator::Body& body, bool is_last, const 
   group_.impl().at("forward and backward");
   try {
     if (sums()) {
-      sums()->run(
-          body, {.reduces = reduces, .is_last = is_last, .on_sent = is_last ? on_sent : nullptr, .backward = backward});
+      sums()->run(body, {.reduces = reduces,
+                         .is_last = is_last,
+                         .has_collectives = has_collectives_,
+                         .on_sent = is_last ? on_sent : nullptr,
+                         .backward = backward});
     } else if (const at::Tensor loss = body(0); loss.defined()) {
       backward(loss);
     }

@@ -17,8 +17,9 @@ class GradientSums {
  public:
   using Backward = std::function<void(const at::Tensor& loss)>;
   struct Run {
-    bool reduces;  // the gradients of this run and of those before
-    bool is_last;  // of a step
+    bool reduces;          // the gradients of this run and of those before
+    bool is_last;          // of a step
+    bool has_collectives;  // the model's backward meets that of the other ranks (SyncBatchNorm)
     ReplicaStrategy::OnSent on_sent;
     Backward backward;
   };

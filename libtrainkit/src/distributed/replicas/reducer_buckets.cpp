@@ -167,17 +167,23 @@ void ReducerBuckets::arrange() {
 
 void ReducerBuckets::run(const DeviceReplicator::Body& body, const Run& run) {
   const bool find_unused = options_.find_unused_parameters;
+  // Where the rows of one rank skip a layer, its buckets are ready earlier than those of the others, and would change
+  // places with the collectives in the model's backward: they are sent after it.
+  const bool overlaps = run.reduces && !(find_unused && run.has_collectives);
   // With find_unused_parameters the Reducer starts one more collective after the last bucket. The caller's collective
   // would come before it on this rank only, and all ranks must keep one order.
   sent_->on_sent = find_unused ? nullptr : run.on_sent;
   // The Reducer remembers the parameters that runs without reduction have used, also if their gradients were reduced by
   // complete() or dropped since.
   if (find_unused && !has_gradients(trained_)) reducer_->reset_state();
-  run.reduces ? reducer_->prepare_for_forward() : accumulate();
+  overlaps ? reducer_->prepare_for_forward() : accumulate();
   const at::Tensor loss = body(0);
-  if (!loss.defined() && run.reduces) return complete(/*contribute=*/true, /*records_order=*/true);
-  if (!loss.defined()) return;
-  if (!run.reduces) return run.backward(loss);
+  if (!overlaps) {
+    if (loss.defined()) run.backward(loss);
+    if (run.reduces) complete(/*contribute=*/true, /*records_order=*/true);
+    return;
+  }
+  if (!loss.defined()) return complete(/*contribute=*/true, /*records_order=*/true);
   reducer_->prepare_for_backward(find_unused ? std::vector<at::Tensor>{loss} : std::vector<at::Tensor>{});
   sent_->started = std::chrono::steady_clock::now();
   sent_->last = sent_->started;

@@ -43,8 +43,7 @@ void ReplicaPhases::backward(int64_t replica, const at::Tensor& loss) const {
   const Phase& phase = phases_[current_];
   const std::vector<at::Tensor>& inputs = phase.inputs[static_cast<size_t>(replica)];
   if (inputs.empty()) return;
-  torch::autograd::edge_list ends;
-  if (phase.replicas.size() > 1) ends = waiting_nodes(*phase.replicas[static_cast<size_t>(replica)]);
+  torch::autograd::edge_list ends = waiting_nodes(*phase.replicas[static_cast<size_t>(replica)]);
   if (ends.empty()) return torch::autograd::backward({loss}, {}, keeps_graph_, /*create_graph=*/false, inputs);
   for (const at::Tensor& input : inputs) ends.push_back(torch::autograd::impl::gradient_edge(input));
   torch::autograd::Engine::get_default_engine().execute({torch::autograd::impl::gradient_edge(loss)},

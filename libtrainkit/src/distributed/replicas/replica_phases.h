@@ -23,8 +23,7 @@ namespace trainkit::detail {
 // ranks exists once per phase, over its parameters only: it never waits for the gradients of another player.
 //
 // SyncBatchNorm layers of all replicas wait for each other in backward. The rows of one replica may skip the player's
-// parameters before such a layer, so that autograd would leave it out there alone: its nodes are inputs too. Not on
-// ranks, where its backward and the reduction of gradients would change places.
+// parameters before such a layer, so that autograd would leave it out there alone: its nodes are inputs too.
 
 /// The phases of a replicator. Without set() there is one, of all parameters.
 class ReplicaPhases {

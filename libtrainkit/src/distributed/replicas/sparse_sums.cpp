@@ -54,7 +54,9 @@ void SparseSums::arrange() {
 void SparseSums::run(const DeviceReplicator::Body& body, const Run& run) {
   // The rows follow the last bucket, so this rank votes after them.
   if (dense_) {
-    dense_->run(body, {.reduces = run.reduces, .is_last = run.is_last, .on_sent = nullptr, .backward = run.backward});
+    GradientSums::Run of_dense = run;
+    of_dense.on_sent = nullptr;
+    dense_->run(body, of_dense);
   } else if (const at::Tensor loss = body(0); loss.defined()) {
     run.backward(loss);
   }
