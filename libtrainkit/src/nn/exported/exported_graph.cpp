@@ -172,6 +172,16 @@ std::map<int64_t, bool> ExportedGraph::linear_weights() const {
   return weights;
 }
 
+std::set<int64_t> ExportedGraph::embedding_weights() const {
+  std::set<int64_t> weights;
+  for (const Call& call : calls_) {
+    if (!call.op || call.op->handle.operator_name().name != "aten::embedding") continue;
+    const int64_t value = call.arguments[0].number();
+    if (value >= 0 && value < inputs_) weights.insert(value);
+  }
+  return weights;
+}
+
 std::vector<c10::IValue> ExportedGraph::run(std::vector<c10::IValue> inputs, at::Device device) const {
   TORCH_CHECK_VALUE(std::ssize(inputs) == inputs_, "a graph of ", inputs_, " inputs got ", inputs.size());
   std::vector<c10::IValue> values = std::move(inputs);

@@ -10,6 +10,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,8 @@ class ExportedGraph {
   std::vector<c10::IValue> run(std::vector<c10::IValue> inputs, at::Device device) const;
   /// Inputs that are only weights of linear layers: their number, and whether they are (in, out) instead of (out, in).
   std::map<int64_t, bool> linear_weights() const;
+  /// Inputs that are weights of embeddings: their numbers.
+  std::set<int64_t> embedding_weights() const;
   int64_t outputs() const { return static_cast<int64_t>(outputs_.size()); }
 
  private:

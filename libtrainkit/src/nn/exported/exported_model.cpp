@@ -3,6 +3,7 @@
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/nn/modules/embedding.h>
 
 #include <algorithm>
 #include <map>
@@ -36,6 +37,7 @@ struct ExportedFile {
     bool requires_grad = false;
     /// Set for the weight of a linear layer: whether it is (in, out) instead of (out, in).
     std::optional<bool> is_transposed = std::nullopt;
+    bool is_embedding = false;  // the weight of one
   };
 
   std::vector<ExportedInput> inputs;
@@ -108,8 +110,8 @@ ExportedFile::Mode mode_of(const Json& json, const ExportedFile& file,
   return mode;
 }
 
-/// Notes the parameters that are weights of linear layers in both modes.
-void find_linear_layers(ExportedFile& file) {
+/// Notes the parameters that are weights of linear layers in both modes, and those of embeddings.
+void find_layers(ExportedFile& file) {
   const auto weights_of = [](const ExportedFile::Mode& mode) {
     std::map<size_t, bool> weights;
     for (const auto& [input, is_transposed] : mode.graph->linear_weights()) {
@@ -122,6 +124,12 @@ void find_linear_layers(ExportedFile& file) {
   for (const auto& weight : weights_of(file.train)) {
     ExportedFile::Registered& entry = file.registered[weight.first];
     if (in_eval.contains(weight.first) && entry.name.ends_with(".weight")) entry.is_transposed = weight.second;
+  }
+  for (const int64_t input : file.train.graph->embedding_weights()) {
+    const auto& [kind, index] = file.train.inputs[static_cast<size_t>(input)];
+    if (kind != ExportedFile::GraphInput::Kind::kRegistered) continue;
+    ExportedFile::Registered& entry = file.registered[index];
+    entry.is_embedding = entry.is_parameter && entry.name.ends_with(".weight");
   }
 }
 
@@ -151,7 +159,7 @@ std::shared_ptr<const ExportedFile> read_description(const Json& json, const Exp
   for (const Json& name : json.at("constants")) file->others.push_back("constant." + name.get<std::string>());
   file->train = mode_of(json.at("train"), *file, tables);
   file->eval = mode_of(json.at("eval"), *file, tables);
-  find_linear_layers(*file);
+  find_layers(*file);
   return file;
 }
 
@@ -211,11 +219,19 @@ ExportedModelImpl::ExportedModelImpl(std::shared_ptr<const ExportedFile> file, N
     at::Tensor tensor = by_name.at(entry.name);
     if (entry.is_parameter) tensor.set_requires_grad(entry.requires_grad);
     std::shared_ptr<AdaptableImpl> layer;
+    bool is_registered = false;
     if (entry.is_transposed && tensor.dim() == 2) {
       owner_of(*this, entry.name,
                [&] { return layer = std::make_shared<AdaptableImpl>(tensor, *entry.is_transposed); });
+    } else if (entry.is_embedding && tensor.dim() == 2) {  // its type tells Muon that it is no matrix
+      owner_of(*this, entry.name, [&] {
+        is_registered = true;
+        const auto options = torch::nn::EmbeddingOptions(tensor.size(0), tensor.size(1))._weight(tensor);
+        return std::make_shared<torch::nn::EmbeddingImpl>(options);
+      });
+      tensor.set_requires_grad(entry.requires_grad);
     }
-    if (!layer) register_tensor(*this, entry.name, tensor, entry.is_parameter);
+    if (!layer && !is_registered) register_tensor(*this, entry.name, tensor, entry.is_parameter);
     registered_.push_back(std::move(tensor));
     layers_.push_back(std::move(layer));
     for (const auto& [name, first] : file_->ties) {
