@@ -149,7 +149,6 @@ class CheckTest(unittest.TestCase):
         short = "# a comment\nunit.core.a\nunit.data.b\n\nunit.optim.c\n"
         self.assertEqual(self.problems(check.check_short_tests, {**tests, "tests/short.txt": short}), [])
         self.finds(check.check_short_tests, {**tests, "tests/short.txt": short + "cuda_sim.core.d\n"}, "cuda_sim.core.d: there is no")
-        self.finds(check.check_short_tests, {**tests, "tests/short.txt": short.replace("unit.data.b", "")}, "no test of the module data")
 
     def test_a_declaration_of_what_libtorch_does_not_declare(self):
         declared = "namespace at::native {\n\nvoid mkldnn_matmul(const Tensor& a);\n\n}  // namespace at::native\n"

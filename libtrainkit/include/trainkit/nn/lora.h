@@ -41,8 +41,8 @@ absl::Status validate(const LoRAConfig& config);
 /// Optimizers and replicas skip frozen parameters.
 ///
 /// Targets must be Linear or Conv1D (nn/linear.h), as the linear layers of GPT2Model are, or linear layers of an
-/// ExportedModel: "dropout" must be 0 there, and backward computes the gradient of their weights. The output does not change,
-/// since B is 0. Adapters are parameters of their layers, "h.0.attn.c_attn.lora_A.weight" (rank, in) and
+/// ExportedModel: "dropout" must be 0 there, and backward computes the gradient of their weights. The output does not
+/// change, since B is 0. Adapters are parameters of their layers, "h.0.attn.c_attn.lora_A.weight" (rank, in) and
 /// "h.0.attn.c_attn.lora_B.weight" (out, rank), so that optimizers, checkpoints and replicas include them. Call it in
 /// the model factory, before the model is replicated.
 ///
