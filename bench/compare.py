@@ -96,6 +96,7 @@ def main():
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--removed", default="(?!)", help="benchmarks that may be missing now: their names match")
     options = parser.parse_args()
+    options.build = options.now  # whose files both read
     suites = run.targets(options.filter, gpu=options.gpu)
     if not options.filter:
         suites = sorted({path.name for build in (options.now, options.before) for path in (build / "bin").glob("bench_*")
