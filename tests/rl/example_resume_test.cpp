@@ -97,7 +97,7 @@ TEST_CASE("The example grid_game has the bits of an uninterrupted run after kill
 }
 
 TEST_CASE("The examples ppo, sac and grid_game reach their full scores", "[rl][examples]") {
-  if (!is_full()) TRAINKIT_SKIP("the tests example.* check scores of shorter runs");
+  if (!is_full()) return;  // the tests example.* check scores of shorter runs
   const TempDir dir;
   for (const char* example : {"example_ppo", "example_sac", "example_grid_game"}) {
     Program program(example, {}, dir.path().string(), {.stem = example});
