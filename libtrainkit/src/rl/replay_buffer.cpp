@@ -43,19 +43,6 @@ absl::Status wrong_batch(const std::string& problem) {
                     .hint = "append batches on the CPU with the fields of the buffer"});
 }
 
-/// Takes a mutex that others hold for nanoseconds: tries for a while before it sleeps, which takes microseconds.
-std::unique_lock<std::mutex> lock_briefly(std::mutex& mutex) {
-  std::unique_lock lock(mutex, std::try_to_lock);
-  for (int tries = 0; !lock && tries < 100; ++tries) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-    lock.try_lock();
-  }
-  if (!lock) lock.lock();
-  return lock;
-}
-
 }  // namespace
 
 /// A ReplayBuffer without its interface.
@@ -153,7 +140,7 @@ absl::StatusOr<int64_t> detail::ReplayRing::reserve(int64_t rows) {
   int64_t begin = 0;
   std::shared_ptr<detail::RingSnapshot> snapshot;
   {
-    std::unique_lock lock = lock_briefly(mutex_);
+    std::unique_lock lock(mutex_);
     const auto has_room = [&] { return !reservations_.has_gaps() && now_.reserved + rows <= rule_.limit(now_); };
     if (!wait(lock, has_room_, has_room)) return timed_out(fmt::format("no room for {} rows", rows));
     TRAINKIT_RETURN_IF_ERROR(stopped_.get());
@@ -171,7 +158,7 @@ void detail::ReplayRing::wake_sampler() {
 }
 
 void detail::ReplayRing::commit(int64_t begin) {
-  const std::unique_lock lock = lock_briefly(mutex_);
+  const std::lock_guard lock(mutex_);
   const int64_t before = now_.committed;
   reservations_.commit(begin, now_);
   if (reservations_.has_gaps()) reservations_.close_gaps(ring_, now_);
