@@ -14,18 +14,6 @@ namespace {
 
 constexpr int64_t kClasses = 10, kTime = 12, kWidth = 32;
 
-Json batch_norm(MadeModel& m, const Json& x) {
-  return m.call("aten::batch_norm", {{"input", x},
-                                     {"weight", m["scale"]},
-                                     {"bias", m["shift"]},
-                                     {"running_mean", m["running_mean"]},
-                                     {"running_var", m["running_var"]},
-                                     {"training", m.is_training()},
-                                     {"momentum", 0.1},
-                                     {"eps", 1e-5},
-                                     {"cudnn_enabled", true}});
-}
-
 /// Two convolutions with batch normalisation and ReLU, a view, a linear layer. `groups` of the second convolution.
 absl::Status write_conv_net(const std::string& path, int64_t groups = 1) {
   torch::manual_seed(3);

@@ -97,4 +97,17 @@ class MadeModel {
   bool training_ = true;
 };
 
+/// Batch normalisation of `x` with the model's tensors scale, shift, running_mean and running_var.
+inline Json batch_norm(MadeModel& m, const Json& x) {
+  return m.call("aten::batch_norm", {{"input", x},
+                                     {"weight", m["scale"]},
+                                     {"bias", m["shift"]},
+                                     {"running_mean", m["running_mean"]},
+                                     {"running_var", m["running_var"]},
+                                     {"training", m.is_training()},
+                                     {"momentum", 0.1},
+                                     {"eps", 1e-5},
+                                     {"cudnn_enabled", true}});
+}
+
 }  // namespace trainkit::test

@@ -25,15 +25,7 @@ ExportedModel exported_net() {
                   .write(dir / "model.tkm",
                          [](MadeModel& m) {
                            Json y = m.call("aten::linear", {{"input", m["x"]}, {"weight", m["hidden"]}});
-                           y = m.call("aten::batch_norm", {{"input", y},
-                                                           {"weight", m["scale"]},
-                                                           {"bias", m["shift"]},
-                                                           {"running_mean", m["running_mean"]},
-                                                           {"running_var", m["running_var"]},
-                                                           {"training", m.is_training()},
-                                                           {"momentum", 0.1},
-                                                           {"eps", 1e-5},
-                                                           {"cudnn_enabled", true}});
+                           y = batch_norm(m, y);
                            y = m.call("aten::relu", {{"self", y}});
                            const Json ones = m.call("aten::ones", {{"size", Json::array({16})},
                                                                    {"dtype", {{"dtype", "float32"}}},
